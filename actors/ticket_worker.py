@@ -22,6 +22,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.costs import CostReport
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.lease_keeper import LeaseKeeper
+from penstock.common.broker.lease_watch import LOOKS_PER_LEASE
 from penstock.common.broker.process_signs import SignWriter
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import Entry, WorkStream
@@ -81,7 +82,7 @@ class TicketWorker:
         self._consumer = consumer
         self._stopping, self._ending = stopping, False
         self._disagreement: Disagreement | None = None
-        self._reclaim_every_s = run.lease_s / 2
+        self._reclaim_every_s = run.lease_s / LOOKS_PER_LEASE
         self._streams = _streams(connection, self._keys, consumer, run)
         self._reclaim_at = dict.fromkeys(_PURPOSES, 0.0)
         self._held = HeldTickets(contract.credit)
@@ -176,7 +177,7 @@ class TicketWorker:
     def _claim(self, purpose: Purpose, count: int) -> list[Entry]:
         """Take up to `count` entries of a purpose: those whose lease expired, else new ones.
 
-        Expired ones are looked for until none is left, then again after half a lease. Any actor held
+        Expired ones are looked for until none is left, then again twelve times a lease. Any actor held
         them, also this one, whose job may still run. Block up to 0.1 s for new training tickets, not for
         eval tickets; [] if none came. Raise ServerUnavailable and other errors of Connection.call.
         """
@@ -278,7 +279,7 @@ class TicketWorker:
             self._has_room.set()
             if not await self._follower.proven() or job.discarded:
                 raise Aborted(job.request_id)
-            self._leases.release(job.stream, job.entry)
+            self._leases.finish(job.stream, job.entry)
             await self._hand_off(job, rollouts)
         except Aborted:
             await self._give_back(job)
@@ -288,7 +289,7 @@ class TicketWorker:
             await self._give_back(job)
         except (PromptRefused, EpisodeFailed, MalformedMessage) as error:
             log.warning(f"Ticket {ticket.id} failed an attempt.", reason=str(error))
-            self._leases.release(job.stream, job.entry)
+            self._leases.finish(job.stream, job.entry)
             await asyncio.to_thread(job.stream.fail, job.entry, ticket.purpose, str(error))
         finally:
             self._leases.release(job.stream, job.entry)
@@ -325,15 +326,16 @@ class TicketWorker:
                 log.info(f"Dropped a group: ticket {entry.ticket} had ended, or went to another actor.")
 
     async def _give_back(self, job: Job) -> None:
-        """Stop holding a job and renewing its lease, and put its ticket back on its stream, uncounted.
+        """Put a job's ticket back on its stream, uncounted, then hold the job and its lease no longer.
 
         A job that is `lost` is not put back, because another actor has the ticket. Raise
         ServerUnavailable and the other errors of Connection.call.
         """
-        self._leases.release(job.stream, job.entry)
-        self._held.remove(job)
+        self._leases.finish(job.stream, job.entry)
         if not job.lost:
             await asyncio.to_thread(job.stream.give_back, job.entry)
+        self._leases.release(job.stream, job.entry)
+        self._held.remove(job)
 
     # Beside the tickets
 
@@ -372,9 +374,8 @@ class TicketWorker:
     async def _watch_run(self) -> None:
         """Check run, engine and learner once a second until the run has ended or `stopping` is set.
 
-        The engine's speed is logged every 10 s. Raise RunNotReady if the run is gone or has another
-        contract, EngineFailed if the engine sampled nothing for ACTOR_STALL_TIMEOUT_S, DeadlineExceeded
-        without the learner's heartbeat for RUN_PROGRESS_TIMEOUT_S, and Connection.call's errors.
+        Raise RunNotReady if the run is gone or has another contract, EngineFailed if the engine stalls,
+        DeadlineExceeded without the learner's heartbeat, and Connection.call's errors.
         """
         check_at = 0.0
         while not self._stopping.is_set() and self._disagreement is None:
@@ -384,6 +385,7 @@ class TicketWorker:
                 if await asyncio.to_thread(self._has_ended):
                     log.info("The run has ended.")
                     return
+                self._leases.check()
                 self._engine_watch.check()
                 self._engine_watch.report()
                 await asyncio.to_thread(self._learner_watch.check)

@@ -88,6 +88,10 @@ class MalformedMessage(PenstockError, exit_code=76):
     """Bytes, or a text, that are not a message, version or ticket id of this wire schema."""
 
 
+class OtherRelease(MalformedMessage, exit_code=ConfigError.exit_code):
+    """A message of another wire schema. All processes of a run must be of releases with the same one."""
+
+
 class EngineFailed(PenstockError, exit_code=70):
     """The inference engine failed and cannot continue."""
 

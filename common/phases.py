@@ -25,7 +25,8 @@ class Phases:
     """The phase that a process is in, and the seconds that a step spent in each phase.
 
     `name` is the present phase, at first "starting". `progress` grows when a phase begins, ends or
-    polls: a process whose `progress` stays the same hangs. `trace` opens a profiler's range with the
+    polls: a process whose `progress` stays the same hangs. Each time `check` is called, which may raise
+    an error that ends the process. `trace` opens a profiler's range with the
     phase's name, such as `torch.profiler.record_function`. `take_profile` tells where all time went.
 
     Example: a step that enters "making an Update" for 2 s and later for 1 s has `seconds("making an
@@ -35,6 +36,7 @@ class Phases:
     def __init__(self, trace: Callable[[str], AbstractContextManager[object]] = nullcontext) -> None:
         self.name = "starting"
         self.progress = 0
+        self.check: Callable[[], None] = lambda: None
         self._trace = trace
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._step_began = time.monotonic()
@@ -85,8 +87,12 @@ class Phases:
         return taken
 
     def poll(self) -> None:
-        """Note that the phase makes progress: `progress` grows by 1. A wait calls this at each poll."""
+        """Note that the phase makes progress: `progress` grows by 1. A wait calls this at each poll.
+
+        Raise what `check` raises, PenstockError if a thread that the process needs has died.
+        """
         self.progress += 1
+        self.check()
 
     def begin_step(self) -> None:
         """Count the seconds of the step (`step_s`) and of all its phases (`seconds`) from 0 again.

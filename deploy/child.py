@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -122,11 +123,16 @@ class Child:
         """Report each line of the output of `process`, as kind "output", until the output ends.
 
         A line over 64 KiB is reported in parts. Then close the pipe. This runs in a thread of its own.
+        An error of a receiver is printed, and the reading goes on: a process whose output nobody reads
+        would end by SIGPIPE.
         """
         assert process.stdout is not None
         with process.stdout:
             while line := process.stdout.readline(_LONGEST_LINE):
-                self._report(Report(self.name, "output", _shown(line)))
+                try:
+                    self._report(Report(self.name, "output", _shown(line)))
+                except Exception:
+                    traceback.print_exc()
 
 
 def _shown(line: bytes) -> str:

@@ -74,6 +74,9 @@ def retrain_tail(
     for position, record in read_chain(run_folder, claim, checkpoint.position if checkpoint else None):
         with reading(f"{run_folder.journal}, {position}", REMEDY):
             ledger.restore(record["ledger"])
+            if record["kind"] == "batch":  # made after the end of the evaluation before
+                ledger.earlier_answers.clear()
+            ledger.earlier_answers += record.get("answers", [])
             if record["kind"] == "header" and record["machine"] != machine:
                 machine = dict(record["machine"])
                 warn_of_another_machine(machine)

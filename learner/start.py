@@ -18,6 +18,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import RunView
 from penstock.common.config.role_command import LearnerCommand
+from penstock.common.config.settings import RunSettings
 from penstock.common.errors import ConfigError, RunTaken
 from penstock.common.files.disk import Disk
 from penstock.common.files.lock import hold_lock, holder_name, of_this_host
@@ -41,6 +42,7 @@ from penstock.learner.state.checkpoint import (
     newest_checkpoint,
     newest_position,
 )
+from penstock.learner.state.copies import check_not_older, check_release, name_of
 from penstock.learner.state.deltas import Offer, with_deltas
 from penstock.learner.state.file_server import serving
 from penstock.learner.state.file_store import FileStore
@@ -90,12 +92,9 @@ def _claim_and_train(
     NoSignal, NotFinite, DiskFull.
     """
     run = command.run
-    nonce = read_nonce(run.folder)
-    keys = Keys(run.name)
-    number = next_incarnation(run.folder, RunView(connection, keys).incarnation())
-    queue = LearnerQueue(connection, keys, number)
-    queue.claim(nonce, holder_name(), run.lease_s, gone)
-    phases = Phases(trace=record_function)
+    nonce, keys = read_nonce(run.folder), Keys(run.name)
+    queue = _claim(run, RunView(connection, keys), connection, nonce, gone)
+    number, phases = queue.incarnation, Phases(trace=record_function)
     lender = make_lender(command, phases)
     folder = LearnerFolder(run.folder.path, number, Disk(run.disk_timeout_s, stopping, phases))
     with (
@@ -107,6 +106,7 @@ def _claim_and_train(
             plan = make_plan(command.learner)
             queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
             claim = claim_incarnation(folder, newest_position(folder))
+            queue.own(name_of(folder))
             checkpoint = newest_checkpoint(folder, claim)
             start = _check_start(command, plan, folder, claim, checkpoint)  # before others learn of it
             folder.remove_asides()
@@ -123,6 +123,21 @@ def _claim_and_train(
             Learner(
                 command, plan, folder, claim, policy, checkpoint, queue, nonce, stopping, phases, lender
             ).train()
+
+
+def _claim(
+    run: RunSettings, view: RunView, connection: Connection, nonce: str, gone: list[str]
+) -> LearnerQueue:
+    """Claim the run on the queue server, as the next incarnation, and return its calls.
+
+    Raise RunTaken if another learner holds the run, ConfigError if the folder is an older copy,
+    OtherRelease for open tickets of another release, or another error of Connection.call.
+    """
+    check_release(view)
+    queue = LearnerQueue(connection, view.keys, next_incarnation(run.folder, view.incarnation()))
+    queue.claim(nonce, holder_name(), run.lease_s, gone)
+    check_not_older(run.folder, view)
+    return queue
 
 
 def _check_start(

@@ -16,6 +16,7 @@ from penstock.common.broker.connection import BLOCK_MS, Connection
 from penstock.common.broker.costs import CostReport
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.lease_keeper import LeaseKeeper
+from penstock.common.broker.lease_watch import LOOKS_PER_LEASE
 from penstock.common.broker.process_signs import SignWriter
 from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.broker.work_stream import Entry, WorkStream
@@ -43,12 +44,11 @@ log = get_logger(__name__)
 def run(settings: RewarderCommand, stopping: threading.Event) -> None:
     """Work as a rewarder until the run ends or `stopping` is set, and finish the groups in progress.
 
-    Connect to the queue server, wait up to RUN_JOIN_TIMEOUT_S for the learner's contract, and start the
-    scoring processes, which are killed at the end. If the server was emptied, wait as long for the
-    learner to set the run up again, and go on. Without an error the connection is closed. Raise
-    ConfigError if the server or a setting cannot be used, SandboxFailed if a scoring process does not
-    start, ServerUnavailable, DeadlineExceeded without a learner, ContractMismatch if the contract cannot
-    be served, MalformedMessage for a contract or ticket id that cannot be read.
+    Wait up to RUN_JOIN_TIMEOUT_S for the learner's contract, and start the scoring processes, which are
+    killed at the end. If the server was emptied, wait as long for the learner to set the run up again,
+    and go on. Without an error the connection is closed. Raise ConfigError if the server or a setting
+    cannot be used, SandboxFailed if a scoring process does not start, ServerUnavailable,
+    DeadlineExceeded without a learner, ContractMismatch or MalformedMessage for an unusable contract.
     """
     connection = connect(settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
@@ -141,6 +141,7 @@ class Rewarder:
         """
         while not stopping.is_set() and not self._has_ended():
             try:
+                self._keeper.check()
                 self._learner_watch.check()
                 self._start_work()
             except RunNotReady as error:  # the server came back empty: the learner sets it up again
@@ -175,7 +176,9 @@ class Rewarder:
         if not free:
             wait(self._busy, BLOCK_MS / 1000, FIRST_COMPLETED)
             return
-        entries = self._next_entries(free)
+        entries = [
+            entry for entry in self._next_entries(free) if not self._keeper.holds(self._stream, entry)
+        ]
         for entry in entries:
             self._keeper.hold(self._stream, entry, on_lost=lambda: None)  # the first outcome counts
         for entry in entries:
@@ -184,13 +187,13 @@ class Rewarder:
     def _next_entries(self, count: int) -> list[Entry]:
         """Take up to `count` groups from the stream; [] if none comes within 1 s.
 
-        Groups whose lease expired, such as those of a killed rewarder, are looked for every half lease,
-        and after each call that found nothing. If there are any, they alone are returned. Raise
+        Groups whose lease expired, such as those of a killed rewarder, are looked for twelve times a
+        lease, and after each call that found nothing. If there are any, they alone are returned. Raise
         RunNotReady or ServerUnavailable if the server is lost.
         """
         now = time.monotonic()
         if now >= self._reclaim_at:
-            self._reclaim_at = now + self._settings.run.lease_s / 2
+            self._reclaim_at = now + self._settings.run.lease_s / LOOKS_PER_LEASE
             if entries := self._stream.reclaim(count):
                 return entries
         entries = self._stream.take(count, BLOCK_MS)
@@ -259,8 +262,10 @@ class Rewarder:
         try:
             outcome = self._outcome_of(entry)
         except (ScoringFailed, MalformedMessage) as error:
+            self._keeper.finish(self._stream, entry)
             self._fail(entry, str(error))
             return
+        self._keeper.finish(self._stream, entry)
         if self._stream.handoff(entry, self._keys.outcomes_for(purpose), encode(outcome)):
             self._count("scored" if isinstance(outcome, ScoredGroup) else "filtered")
 

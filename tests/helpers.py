@@ -17,7 +17,7 @@ from penstock.common.broker.keys import GROUP
 from penstock.common.config.redis_url import parse_url
 
 ALONE = 1_000_000
-"""Above this a delivery count says that the ticket runs alone (common/broker/functions.lua)."""
+"""In a delivery count: the ticket runs alone. Twice this is a renewal (common/broker/functions.lua)."""
 
 
 def wait_until(predicate: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
@@ -42,11 +42,16 @@ def wait_until_written(connection: Connection) -> None:
     )
 
 
+def is_alone(deliveries: int) -> bool:
+    """Whether a delivery count says that the ticket runs alone."""
+    return (deliveries - 1) % (2 * ALONE) >= ALONE
+
+
 def runs_alone(connection: Connection, stream: str) -> bool:
     """Whether a worker said of an entry that it works on nothing else."""
     look = f"return redis.call('XPENDING', KEYS[1], '{GROUP}', '-', '+', 10)"
     pending = connection.execute("EVAL", look, 1, stream)
-    return any(deliveries > ALONE for _, _, _, deliveries in pending)
+    return any(is_alone(deliveries) for _, _, _, deliveries in pending)
 
 
 def is_dead(pid: int) -> bool:
@@ -75,6 +80,9 @@ class LossyProxy:
     whose reply is thrown away together with the connection. With `every` each reply of that number is
     lost so, whoever asked. A client that sends several commands at once loses the replies that
     come in one piece with it.
+
+    `answer(pattern, reply, times)` gives the next requests that contain the pattern this reply, in the
+    place of the server, which does not get them.
     """
 
     def __init__(self, url: str, every: int = 0) -> None:
@@ -87,6 +95,7 @@ class LossyProxy:
         self._every = every
         self._counting = threading.Lock()
         self._pattern: bytes | None = None
+        self._answers: list[tuple[tuple[bytes, ...], bytes]] = []
 
     def __enter__(self) -> LossyProxy:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -98,6 +107,24 @@ class LossyProxy:
     def lose_reply_to(self, pattern: bytes) -> None:
         """Lose the reply to the next request that contains these bytes."""
         self._pattern = pattern
+
+    def answer(self, *patterns: bytes, reply: bytes, times: int = 1) -> None:
+        """Give the next requests that contain all these bytes this reply."""
+        with self._counting:
+            self._answers += [(patterns, reply)] * times
+
+    @property
+    def unanswered(self) -> list[tuple[bytes, ...]]:
+        """The patterns of which no request has come yet."""
+        return [patterns for patterns, _ in self._answers]
+
+    def _answer_to(self, request: bytes) -> bytes | None:
+        with self._counting:
+            for place, (patterns, reply) in enumerate(self._answers):
+                if all(pattern in request for pattern in patterns):
+                    del self._answers[place]
+                    return reply
+        return None
 
     def _accept(self) -> None:
         while True:
@@ -129,8 +156,12 @@ class LossyProxy:
             if self._pattern is not None and self._pattern in request:
                 self._pattern = None
                 lose.set()
+            answer = self._answer_to(request)
             try:
-                server.sendall(request)
+                if answer is None:
+                    server.sendall(request)
+                else:
+                    client.sendall(answer)
             except OSError:
                 break
         _shut(server)

@@ -82,7 +82,7 @@ def judge(run_folder: Path) -> dict[str, Any]:
             steps.append(record["step"])
             trained.update(map(_tickets_of, record["groups"]))
         if record["kind"] == "evaluation":
-            issued |= {f"eval:{record['version']}:{i}" for i in range(record["questions"])}
+            issued |= {f"eval:{record['version']}:{i}" for i in record["asked"]}
         for ticket, (state, _) in record["ends"].items():
             ends.setdefault(ticket, []).append(state)
         ended |= record["kind"] == "end"

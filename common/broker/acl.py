@@ -30,7 +30,8 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 _READING = (
     "ping", "select", "info", "time", "get", "hget", "hmget", "hgetall", "exists", "type", "xlen",
-    "xrange", "xrevrange", "xpending", "xinfo|groups", "xinfo|consumers", "fcall_ro|penstock_2_audit",
+    "xrange", "xrevrange", "xpending", "xinfo|groups", "xinfo|consumers", "hscan", "hlen",
+    "fcall_ro|penstock_2_audit",
 )  # fmt: skip
 _WORKING = ("xack", "xdel", "xclaim", "xadd", "xgroup|delconsumer", "hset")
 _COUNTING = ("hget", "hdel", "hincrby", "type")
@@ -40,14 +41,22 @@ _LEARNING = (
     "xreadgroup",
     "xgroup|create",
     "xinfo|stream",
-    "hscan",
     "set",
     "del",
     "function|list",
     "fcall",
     "fcall_ro",
 )
-_LEASE_CALLS = ("mark_alone", "put_back", "renew", "reclaim", "drop", "remove_consumer")
+_LEASE_CALLS = (
+    "mark_alone",
+    "put_back",
+    "renew",
+    "leases",
+    "reclaim",
+    "held",
+    "drop",
+    "remove_consumer",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +82,7 @@ def rules(role: Role, keys: Keys) -> list[str]:
     commands ("+get") and keys ("~KEY") and take no right away: the caller resets the user first.
     """
     if role == "reader":
-        of_processes = _selector(["hscan"], [keys.processes], "%R~")
-        return [*_allow(_READING), *(f"%R~{key}" for key in keys.all), of_processes]
+        return [*_allow(_READING), *(f"%R~{key}" for key in keys.all)]
     if role == "learner":
         of_deltas = _selector(["hkeys", "expire"], [keys.deltas])
         return [*_allow(_READING, _LEARNING), *(f"~{key}" for key in keys.all), of_deltas]

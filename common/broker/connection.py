@@ -5,7 +5,6 @@ commands that are not idempotent. Every command sent here is idempotent: a repea
 nothing, and entries whose delivery was lost are reclaimed when their lease expires.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,25 +14,17 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import HiredisRespSerializer
 from redis.retry import Retry
 
 from penstock.common.broker.private_socket import check_listener
+from penstock.common.broker.replies import moves, raise_unless_passing
 from penstock.common.broker.server_checks import check_files, check_handshake, check_not_open
 from penstock.common.config.redis_url import ServerAddress, parse_url
 from penstock.common.deadline import Deadline
-from penstock.common.errors import (
-    CommandRefused,
-    ConfigError,
-    NotPermitted,
-    RunNotReady,
-    RunTaken,
-    ServerUnavailable,
-    ValueTooLarge,
-    WrongType,
-)
+from penstock.common.errors import ConfigError, NotPermitted, ServerUnavailable, ValueTooLarge, WrongType
 from penstock.common.failpoint import failpoint
 from penstock.common.log import get_logger, shorten
-from penstock.common.text import short
 
 BLOCK_MS = 1000
 """The longest blocking read. It is far below the socket's timeout, which would end the read."""
@@ -47,21 +38,15 @@ OLDEST = (7, 0)
 _READ_ONLY = frozenset({"audit"})
 """Functions that a user without any right to write may call."""
 
-_NO_RIGHT = re.compile(r"ACL failure in script|user executing the script can't")
-"""Texts of Valkey and of Redis for a command inside of a function that the caller may not send."""
-
-_NO_ID_LEFT = "exhausted the last possible ID"
-"""Text for an XADD to a stream that another client gave an entry with the largest id."""
-
-_STREAM_GONE = ("NOGROUP", "UNBLOCKED")  # the second if it is deleted during a wait, in Redis 7.0
-_PASSING = frozenset({"OOM", "MISCONF", "BUSY", "READONLY"})
-"""Codes of refusals that end by themselves: memory or disk is full, a long script runs, a replica takes
-over. Any user who may call a function can make the server BUSY for seconds."""
-
 _ALWAYS_TAKEN = (1 << 20) - 4096
 """Bytes of a value that every server takes: its limits cannot be set below 1 MiB."""
 
 _USUAL_LIMIT = 512 << 20
+
+_PIECE = 1 << 14
+"""Bytes that must be sent within the socket's timeout: 1.6 KB/s are enough, for a value of any size."""
+
+_LARGE = 1 << 20  # bytes of a command that are named when it fails
 
 Argument = bytes | str | int | float
 
@@ -82,6 +67,9 @@ class Connection:
     `server` is the parsed URL, and `address` the URL without user, password and options, for messages.
     `restarts` counts the changes of the server's process. A server that was killed may have lost
     acknowledged writes, so a caller that relies on such writes checks them after each restart.
+    `server_id` is the id of that process, new at each start. `interruptions` counts the commands that
+    were not answered, or refused for now: a reply may have been lost, and others could not renew their
+    leases either. `stopping` is the event.
     """
 
     def __init__(
@@ -95,10 +83,10 @@ class Connection:
         self.server = parse_url(url)
         check_files(self.server)
         self.address = str(self.server)  # no password
-        self.restarts = 0
+        self.restarts = self.interruptions = 0
         self._server_timeout_s = server_timeout_s
         self._new_socket = Event()
-        self._stopping = stopping or Event()
+        self.stopping = stopping or Event()
         self._client = redis.Redis(
             connection_pool=redis.ConnectionPool(
                 **_pool_options(self.server),
@@ -108,12 +96,13 @@ class Connection:
                 socket_timeout=_SOCKET_TIMEOUT_S,
                 socket_connect_timeout=min(connect_timeout_s, _SOCKET_TIMEOUT_S),
                 retry=Retry(NoBackoff(), 0),
+                command_packer=_InPieces(),
                 redis_connect_func=self._on_connect,
             )
         )
-        self._server_id = ""
+        self.server_id = ""
         info = self._retrying(lambda: self._client.info("server"), connect_timeout_s, first=True)
-        self._server_id = info["run_id"]
+        self.server_id = info.get("run_id", "")
         self._new_socket.clear()
         self._check_version(info)
         self._check_eviction(connect_timeout_s)
@@ -148,7 +137,7 @@ class Connection:
         failpoint(f"{name}.before")
         send = partial(self._client.execute_command, name, *arguments)
         try:
-            reply = self._retrying(send, self._server_timeout_s)
+            reply = self._retrying(send, self._server_timeout_s, size=_size_of(arguments))
         except WrongType as error:  # unlike a function's, this reply does not name the key
             keys = [str(part) for part in arguments if str(part).startswith("penstock:")]
             command = " ".join([name, *keys])
@@ -172,18 +161,20 @@ class Connection:
         """Call a function of functions.lua once per item of `calls`, in one round trip.
 
         Each item has one call's arguments; all have the same `keys`, at least one. Return the replies in
-        order, [] for no calls. All are sent again while the server is away or full, so they must be
-        idempotent. The first refused call raises an error of `Connection.execute`, such as RunNotReady;
-        other calls have had their effect. Raise ValueTooLarge, before sending, for a too large argument.
+        order. All are sent again while the server is away or full, so they must be idempotent. The first
+        refused call raises an error of `Connection.execute`, such as RunNotReady; others had their
+        effect. Raise ValueTooLarge, before sending, for a too large argument.
         """
         for args in calls:
             self._check_sizes(f"`{function}` of {keys[-1]}", args)
         command = "FCALL_RO" if function in _READ_ONLY else "FCALL"
         head: tuple[Argument, ...] = (command, f"penstock_2_{function}", len(keys), *keys)
         failpoint(f"{function}.before")
-        replies: list[Any] = self._retrying(
-            lambda: self._send_all([(*head, *args) for args in calls]), self._server_timeout_s
+        send, size = (
+            partial(self._send_all, [(*head, *args) for args in calls]),
+            sum(map(_size_of, calls)),
         )
+        replies: list[Any] = self._retrying(send, self._server_timeout_s, size=size)
         failpoint(f"{function}.after")
         return replies
 
@@ -263,16 +254,6 @@ class Connection:
                     "not load any: let an operator run `queues acl` with this release"
                 ) from error
 
-    def uptime(self) -> tuple[str, int]:
-        """Return the id of the server's process, new at each start, and its least uptime in ms.
-
-        The server counts begun seconds: its uptime of 7 s gives 6000. Raise ServerUnavailable if it does
-        not answer.
-        """
-        info = self._retrying(lambda: self._client.info("server"), self._server_timeout_s)
-        # The server counts a second that has only begun as a whole one.
-        return info["run_id"], 1000 * max(0, int(info["uptime_in_seconds"]) - 1)
-
     def check_eviction(self) -> None:
         """Raise ConfigError if the server may delete keys when its memory is full (maxmemory-policy).
 
@@ -284,14 +265,17 @@ class Connection:
         """Close all sockets to the server, in use or not. A later command opens a new one."""
         self._client.connection_pool.disconnect()
 
-    def _retrying(self, send: Callable[[], Any], timeout_s: float, first: bool = False) -> Any:
+    def _retrying(
+        self, send: Callable[[], Any], timeout_s: float, first: bool = False, size: int = 0
+    ) -> Any:
         """Return what `send` returns. Call `send` every 0.2 s while the server is away, busy or full.
 
-        The wait is logged every 10 s, and its end. After success on a new socket, count and log a
-        restart of the server. `first`, for the first command of a connection: no log lines, no check for
-        a restart. Raise ServerUnavailable after `timeout_s` of failures, if the caller asked to stop
-        during the wait, or for an unknown refusal. Raise ConfigError for a wrong login, TLS, version or
-        owner, and RunTaken, RunNotReady, NotPermitted or WrongType by the server's reply.
+        The wait is logged every 10 s, and its end, with the command's `size` in bytes if it is large.
+        After success on a new socket, count and log a restart of the server. `first`, for the first
+        command of a connection: no log lines, no check for a restart. Raise ServerUnavailable after
+        `timeout_s` of failures, if the caller asked to stop during the wait, or for an unknown refusal.
+        Raise ConfigError for a wrong login, TLS, version or owner, and RunTaken, RunNotReady,
+        NotPermitted or WrongType by the server's reply.
         """
         lost: Deadline | None = None
         while True:
@@ -302,35 +286,56 @@ class Connection:
                 if lost is not None and not first:
                     log.info(f"The queue server answers again after {lost.waited_s:.1f} s.")
                 return reply
-            except redis.exceptions.AuthenticationError as error:
-                raise ConfigError(
-                    f"the queue server {self.address} refused the login: {error}. Correct the user and "
-                    "password in REDIS_URL, or in the file of REDIS_URL_FILE"
-                ) from error
-            except redis.exceptions.ResponseError as error:
-                _raise_translated(error, self.address)
-                cause: Exception = error
-            except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
-                check_handshake(error, self.server)
+            except (redis.exceptions.RedisError, OSError, ValueError) as error:
+                self._raise_unless_passing(error)
                 cause = error
-            report = lost is None or lost.report_due(_REPORT_EVERY_S)
+            self.interruptions += 1
+            if moves(cause) or not isinstance(cause, redis.exceptions.ResponseError):
+                self._client.connection_pool.disconnect(inuse_connections=False)
+            report = not first and (lost is None or lost.report_due(_REPORT_EVERY_S))
             lost = lost or Deadline(timeout_s, longest_gap_s=2 * _SOCKET_TIMEOUT_S)
-            if lost.remaining_s == 0:
-                raise ServerUnavailable(
-                    f"the queue server at {self.address} did not answer for {timeout_s:g} s ({cause}); "
-                    "start it, or set REDIS_URL to one that runs"
-                ) from cause
-            if self._stopping.is_set():
-                raise ServerUnavailable(
-                    f"told to stop while the queue server at {self.address} did not answer ({cause}): "
-                    "start the server, then this process again"
-                ) from cause
-            if report and not first:
-                wait = (
-                    f"Waiting for the queue server at {self.address} for {lost.remaining_s:.0f} s more"
-                )
-                log.warning(shorten(f"{wait}: {cause}"))
-            time.sleep(_RETRY_EVERY_S)
+            self._wait(lost, cause, size, report)
+
+    def _raise_unless_passing(self, error: Exception) -> None:
+        """Raise one of Penstock's errors for an `error` of redis-py that no wait can help; else return.
+
+        Return also for what is no reply of a server: the rest of it on this socket cannot be read.
+        Errors of the arguments are raised as they are. Raise ConfigError for a wrong login.
+        """
+        if isinstance(error, redis.exceptions.AuthenticationError):
+            raise ConfigError(
+                f"the queue server {self.address} refused the login: {error}. Correct the user and "
+                "password in REDIS_URL, or in the file of REDIS_URL_FILE"
+            ) from error
+        if isinstance(error, redis.exceptions.ResponseError):
+            raise_unless_passing(error, self.address)
+        elif isinstance(
+            error, redis.exceptions.ConnectionError | redis.exceptions.TimeoutError | OSError
+        ):
+            check_handshake(error, self.server)
+        elif isinstance(error, UnicodeError | redis.exceptions.DataError):
+            raise error
+
+    def _wait(self, lost: Deadline, cause: Exception, size: int, report: bool) -> None:
+        """Wait 0.2 s for a server that is `lost` for `cause`, and log the wait if it is to be reported.
+
+        `size` is that of the command in bytes. Raise ServerUnavailable if the time is over, or if this
+        process is told to stop.
+        """
+        if lost.remaining_s == 0:
+            raise ServerUnavailable(
+                f"the queue server at {self.address} did not answer for {lost.limit_s:g} s ({cause})"
+                f"{_told_size(size)}; start it, or set REDIS_URL to one that runs"
+            ) from cause
+        if self.stopping.is_set():
+            raise ServerUnavailable(
+                f"told to stop while the queue server at {self.address} did not answer ({cause}): "
+                "start the server, then this process again"
+            ) from cause
+        if report:
+            wait = f"Waiting for the queue server at {self.address} for {lost.remaining_s:.0f} s more"
+            log.warning(shorten(f"{wait}: {cause}{_told_size(size)}"))
+        time.sleep(_RETRY_EVERY_S)
 
     def _notice_restart(self) -> None:
         """Ask the server for its process's id. If that has changed, count and log a restart.
@@ -340,15 +345,16 @@ class Connection:
         """
         self._new_socket.clear()
         info = self._client.info("server")
-        if info["run_id"] != self._server_id:
-            self._server_id = info["run_id"]
+        if info.get("run_id", "") != self.server_id:
+            self.server_id = info.get("run_id", "")
             self._check_version(info)
             self.restarts += 1
+            self.interruptions += 1
             log.warning(f"The queue server at {self.address} was restarted.")
 
     def _check_version(self, info: dict[str, Any]) -> None:
         """Raise ConfigError if the server is older than 7.0. `info` is its reply to INFO server."""
-        found = str(info["redis_version"])
+        found = str(info.get("redis_version", "0.0"))
         if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
             raise ConfigError(
                 f"the queue server at {self.address} is version {found}; penstock needs Redis or Valkey "
@@ -367,6 +373,37 @@ class Connection:
                 f"maxmemory-policy {policy} lets the queue server at {self.address} evict keys, and so "
                 "lose work: set maxmemory-policy noeviction in its configuration"
             )
+
+
+class _InPieces:
+    """Packs commands as redis-py does, but large ones in pieces, each of which is sent by a call.
+
+    The timeout of a socket is that of a whole call. In one piece, 100 MB over 8 MB/s would never pass.
+    """
+
+    def __init__(self) -> None:
+        self._packer = HiredisRespSerializer()
+
+    def pack(self, *args: Any) -> list[bytes | memoryview]:
+        """Return the bytes of a command, in parts. Raise redis's DataError for another type."""
+        return [piece for part in self._packer.pack(*args) for piece in _pieces(part)]
+
+
+def _pieces(data: bytes) -> list[bytes] | list[memoryview]:
+    """Return `data`, whole if it is short."""
+    if len(data) <= _PIECE:
+        return [data]
+    return [memoryview(data)[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
+
+
+def _size_of(arguments: Sequence[Argument]) -> int:
+    """Return about how many bytes the arguments have: texts count in letters, numbers not at all."""
+    return sum(len(one) for one in arguments if isinstance(one, bytes | str))
+
+
+def _told_size(size: int) -> str:
+    """Return a clause on the size of a large command, for an error; "" if it is not large."""
+    return f" to a command of {size / 1e6:.1f} MB" if size > _LARGE else ""
 
 
 def _pool_options(address: ServerAddress) -> dict[str, Any]:
@@ -402,53 +439,3 @@ def _leaves(reply: Any) -> Iterator[Any]:
 def text(value: bytes | str) -> str:
     """Return a text of a reply as str. Bytes that are not UTF-8 are escaped; a str stays as it is."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
-
-
-def _raise_translated(error: redis.exceptions.ResponseError, address: str) -> None:
-    """Raise the error that the server's refusal of a command means; return only if waiting helps.
-
-    RunTaken: another learner holds the run. ConfigError: a run of this name from another folder.
-    WrongType: a key of another type, or a stream that takes no more entries. RunNotReady: the learner
-    has not set the run up, or a stream is gone. NotPermitted: the user lacks the right. CommandRefused:
-    any other refusal. Waiting helps if the server is out of memory, cannot save, is busy, or takes no
-    writes for now. `address` is for the messages.
-    """
-    code, _, message = short(error, 1000).partition(" ")  # another client may have named the holder
-    if code == "FENCED":
-        raise RunTaken(
-            f"{message} and continues the run: this learner was superseded and stops. To go on with "
-            "this one, stop the other learner and start this one again"
-        ) from error
-    if code == "TAKEN":
-        raise RunTaken(
-            f"queue server {address} has a learner: {message}. Once it is gone, start this learner again"
-        ) from error
-    if code == "FOREIGN":
-        raise ConfigError(
-            f"the queue server {address} refuses this run: {message}: choose another RUN_NAME or "
-            "another server, or delete that run with `queues discard`"
-        ) from error
-    if code == "WRONGTYPE" or _NO_ID_LEFT in str(error):
-        raise WrongType(
-            f"{error} (on the queue server {address}): another client wrote there. "
-            "The learner deletes and restores the key; start it if it does not run, and see who may "
-            "write to the queue server"
-        ) from error
-    if code == "NOTREADY":
-        raise RunNotReady(
-            f"queue server {address}: {message}. Start `learner`, or wait until it sets the run up"
-        ) from error
-    if code in _STREAM_GONE or "Function not found" in str(error):
-        raise RunNotReady(
-            f"the learner has not set the run up on {address} yet: start `learner`"
-        ) from error
-    if isinstance(error, redis.exceptions.NoPermissionError) or _NO_RIGHT.search(str(error)):
-        raise NotPermitted(
-            f"the queue server {address} refuses this user: {error}. Set REDIS_URL to the URL of this "
-            "role's user, or let an operator run `queues acl`"
-        ) from error
-    # redis cuts the code off the text of these two errors.
-    passing = (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError)
-    if not (isinstance(error, passing) or code in _PASSING):
-        found = f"the queue server {address} refused a command: {error}"
-        raise CommandRefused(f"{found}. Set REDIS_URL to a server that takes writes") from error

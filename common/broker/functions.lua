@@ -8,9 +8,14 @@
 -- The failed attempts of a ticket are stored on its entry, so they end with the stage. Field `a` counts
 -- those before the entry was added. The delivery count, less one, counts the leases lost since: a = 1 and
 -- 2 deliveries are two failed attempts. While the ticket runs alone, ALONE is added to the delivery count.
+--
+-- No clock decides about a lease, as the server's may be set. Each renewal adds RENEWAL to the delivery count,
+-- and a count that was not seen to change for a lease, by the clock of whoever watches, has run out.
 
 local GROUP = 'workers'
 local ALONE = 1000000
+local RENEWAL = 2 * ALONE
+local LOOKED_AT = 1000  -- the oldest entries; later ones come up as these end
 local FENCE_JUMP = 1000  -- a fence that is higher by more was written by no learner
 local DEAD_KEPT = 10000  -- dead letters are for people; the verdict is in the journal
 local DAY_MS = 24 * 3600 * 1000
@@ -96,7 +101,7 @@ end
 
 -- `pending` is a row of XPENDING: entry, consumer, idle time, delivery count.
 local function lost_leases(pending) return (pending[4] - 1) % ALONE end
-local function runs_alone(pending) return pending[4] > ALONE end
+local function runs_alone(pending) return (pending[4] - 1) % RENEWAL >= ALONE end
 
 -- Returns the entry's row of XPENDING if this consumer holds the entry, else false or nil.
 local function held_by(consumer, stream, entry)
@@ -104,9 +109,11 @@ local function held_by(consumer, stream, entry)
   return pending and pending[2] == consumer and pending
 end
 
-local function give_to(consumer, stream, entry, lost, alone)
-  local deliveries = 1 + lost + (alone and ALONE or 0)
-  redis.call('XCLAIM', stream, GROUP, consumer, 0, entry, 'RETRYCOUNT', deliveries, 'JUSTID')
+-- This renews the lease too: the delivery count is never one that it was before.
+local function give_to(consumer, stream, pending, lost, alone)
+  local renewals = math.floor((pending[4] - 1) / RENEWAL) + 1
+  local deliveries = 1 + lost + (alone and ALONE or 0) + renewals * RENEWAL
+  redis.call('XCLAIM', stream, GROUP, consumer, 0, pending[1], 'RETRYCOUNT', deliveries, 'JUSTID')
 end
 
 local function remove(stream, entry)
@@ -154,21 +161,24 @@ local function now_ms()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- Returns an error while another learner's lease has not expired, unless that learner is among the `gone`.
-local function taken(fence, holder, gone)
-  local found = redis.call('HMGET', fence, 'holder', 'incarnation', 'seen', 'lease')
-  if not (is_number(found[3]) and is_number(found[4])) then return end
-  local other, lease = found[1] or '', tonumber(found[4])
-  if lease == 0 or other == holder then return end
+-- The time is for people; the count says that the lease was renewed.
+local function note_beat(fence, lease, phase)
+  redis.call('HSET', fence, 'seen', now_ms(), 'lease', lease, 'phase', phase)
+  count_up(fence, 'beats')
+end
+
+-- Returns an error while another learner's lease may live: it has not left, is not among the `gone`, and its
+-- count of heartbeats is not the one that was seen unchanged for a lease. A lease over a day is no learner's.
+local function taken(fence, holder, unchanged, gone)
+  local found = redis.call('HMGET', fence, 'holder', 'incarnation', 'beats', 'lease')
+  local other, beats, lease = found[1] or '', found[3] or '', is_number(found[4]) and tonumber(found[4]) or 0
+  if lease == 0 or lease > DAY_MS or other == holder or beats == unchanged then return end
   for _, name in ipairs(gone) do
     if name == other then return end
   end
-  local idle = now_ms() - tonumber(found[3])
-  if math.abs(idle) >= lease or lease > DAY_MS then return end  -- else no learner wrote these numbers
   return redis.error_reply(string.format(
-    'TAKEN the learner %s (incarnation %s) holds run %s, last seen %.1f s ago; stop it, or wait until its '
-    .. 'lease of %g s has run out', other, found[2] or '?', string.match(fence, '{(.*)}'),
-    idle / 1000, lease / 1000))
+    'TAKEN the learner %s (incarnation %s) holds run %s: its lease of %g s lives; stop it, or wait', other,
+    found[2] or '?', string.match(fence, '{(.*)}'), lease / 1000))
 end
 
 -- Returns a value from a reply of XINFO.
@@ -237,8 +247,8 @@ local function delete_damaged(keys)
   return deleted
 end
 
--- keys: fence, all other keys; args: nonce, incarnation, holder, lease_ms, then holders that have certainly
--- ended. With lease_ms 0 the present learner claims again, whoever's lease is stored: a server that was
+-- keys: fence, all other keys; args: nonce, incarnation, holder, lease_ms, the count of heartbeats that was
+-- seen unchanged for the other learner's lease ('-' if none was), then holders that have certainly ended. With lease_ms 0 the present learner claims again, whoever's lease is stored: a server that was
 -- killed may have returned to the lease of the learner before. With -1 this learner has claimed on this very
 -- process of the server, so another client wrote a nonce that differs.
 local function claim(keys, args)
@@ -254,10 +264,10 @@ local function claim(keys, args)
   if ahead > 0 and ahead <= FENCE_JUMP then
     return redis.error_reply('FENCED incarnation ' .. current .. ' of the learner holds the run')
   end
-  local refused = lease > 0 and taken(keys[1], args[3], {unpack(args, 5)})
+  local refused = lease > 0 and taken(keys[1], args[3], args[5], {unpack(args, 6)})
   if refused then return refused end
   redis.call('HSET', keys[1], 'nonce', args[1], 'incarnation', args[2], 'holder', args[3])
-  if lease > 0 then redis.call('HSET', keys[1], 'seen', now_ms(), 'lease', lease, 'phase', '') end
+  if lease > 0 then note_beat(keys[1], lease, '') end
   delete_damaged(keys)
   make_groups(keys)
   return 'OK'
@@ -265,7 +275,7 @@ end
 
 -- keys: fence; args: incarnation, lease_ms (0: the learner leaves), phase
 local function beat(keys, args)
-  redis.call('HSET', keys[1], 'seen', now_ms(), 'lease', args[2], 'phase', args[3])
+  note_beat(keys[1], args[2], args[3])
   return 1
 end
 
@@ -385,7 +395,7 @@ local function put_back(keys, args)
   local lost = lost_leases(pending) + failures
   local attempts = (failed_before(found) or 0) + lost
   if failures > 0 and attempts >= tonumber(args[5]) then
-    give_to(consumer, src, entry, lost, false)
+    give_to(consumer, src, pending, lost, false)
   else
     move(open, src, src, entry, ticket, version, 'd', field_of(found, 'd') or '', 'a', attempts)
   end
@@ -410,7 +420,7 @@ end
 local function mark_alone(keys, args)
   local pending = held_by(args[1], keys[2], args[2])
   if not pending then return 0 end
-  give_to(args[1], keys[2], args[2], lost_leases(pending), true)
+  give_to(args[1], keys[2], pending, lost_leases(pending), true)
   return 1
 end
 
@@ -420,38 +430,66 @@ local function renew(keys, args)
   local owned = {}
   for i = 2, #args do
     local held = held_by(args[1], keys[2], args[i])
-    if held then redis.call('XCLAIM', keys[2], GROUP, args[1], 0, args[i], 'JUSTID') end
+    if held then give_to(args[1], keys[2], held, lost_leases(held), runs_alone(held)) end
     table.insert(owned, held and 1 or 0)
   end
   return owned
 end
 
--- keys: fence, src; args: consumer, lease_ms, count, max_attempts, server's run_id, its uptime in ms
--- Takes over entries whose lease expired, and counts the attempt in the same step. Only a ticket that ran
--- alone when its lease expired is doomed. Returns {entry, ticket, payload, attempts, doomed} of each. An
--- entry whose attempts are no number is returned as it is, for `drop`.
+-- keys: fence, src. Returns {entry, consumer, delivery count} of the oldest entries that are held. This writes
+-- nothing, but is refused like a write: a lease that cannot be renewed must not be seen to run out.
+local function leases(keys, args)
+  local found = {}
+  for _, pending in ipairs(redis.call('XPENDING', keys[2], GROUP, '-', '+', LOOKED_AT)) do
+    table.insert(found, {pending[1], pending[2], pending[4]})
+  end
+  return found
+end
+
+-- Returns {entry, ticket, payload, attempts, doomed}, as workers read it. `attempts` that are no number are
+-- returned as they are, for `drop`.
+local function taken_row(found, lost, doomed)
+  local before = failed_before(found)
+  local attempts = before and before + lost or field_of(found, 'a')
+  return {found[1], field_of(found, 't'), field_of(found, 'd'), attempts, doomed and 1 or 0}
+end
+
+-- keys: fence, src; args: consumer, max_attempts, server's run_id, then (entry, consumer, delivery count) each,
+-- as `leases` of this process of the server returned them.
+-- Takes over the entries that are still held so, and counts the attempt in the same step. Only a ticket that
+-- ran alone is doomed. Returns a row of each.
 local function reclaim(keys, args)
-  local src, lease, most = keys[2], tonumber(args[2]), tonumber(args[4])
+  local src, most = keys[2], tonumber(args[2])
   local taken = {}
-  -- After a restart of the server, a call that is sent again names the run_id of the process before.
-  local same_server = string.find(redis.call('INFO', 'server'), 'run_id:' .. args[5], 1, true)
-  if tonumber(args[6]) < lease or not same_server then return taken end
-  for _, pending in ipairs(redis.call('XPENDING', src, GROUP, 'IDLE', lease, '-', '+', args[3])) do
-    local entry = pending[1]
-    local found = find(src, entry)
-    if not found then
+  -- A server that was killed may be back at a count from before a renewal; a call that is sent again names
+  -- the process before.
+  if not string.find(redis.call('INFO', 'server'), 'run_id:' .. args[3], 1, true) then return taken end
+  for i = 4, #args, 3 do
+    local entry, pending = args[i], held_by(args[i + 1], src, args[i])
+    local same = pending and string.format('%d', pending[4]) == args[i + 2]
+    local found = same and find(src, entry)
+    if same and not found then
       redis.call('XACK', src, GROUP, entry)
-    else
-      local before, doomed = failed_before(found), runs_alone(pending)
-      local attempts = (before or 0) + lost_leases(pending) + 1
-      if attempts >= most and not doomed then attempts = math.max(before or 0, most - 1, 1) end
-      give_to(args[1], src, entry, attempts - (before or 0), doomed)
-      if not before then attempts = field_of(found, 'a') end
-      local ticket, payload = field_of(found, 't'), field_of(found, 'd')
-      table.insert(taken, {entry, ticket, payload, attempts, doomed and 1 or 0})
+    elseif same then
+      local before, doomed = failed_before(found) or 0, runs_alone(pending)
+      local attempts = before + lost_leases(pending) + 1
+      if attempts >= most and not doomed then attempts = math.max(before, most - 1, 1) end
+      give_to(args[1], src, pending, attempts - before, doomed)
+      table.insert(taken, taken_row(found, attempts - before, doomed))
     end
   end
   return taken
+end
+
+-- keys: fence, src; args: consumer. Returns a row of each of the oldest entries that the consumer holds: of
+-- some it may not know, as the reply was lost.
+local function held(keys, args)
+  local rows = {}
+  for _, pending in ipairs(redis.call('XPENDING', keys[2], GROUP, '-', '+', LOOKED_AT, args[1])) do
+    local found = find(keys[2], pending[1])
+    if found then table.insert(rows, taken_row(found, lost_leases(pending), runs_alone(pending))) end
+  end
+  return rows
 end
 
 -- keys: fence, stream, malformed; args: cause, entries...
@@ -478,14 +516,23 @@ local function outcomes(keys, args)
   return found
 end
 
+-- keys: fence; args: incarnation, folder, length. The incarnation is claimed in that folder, where its journal
+-- has that many bytes: an older copy of the folder has not.
+local function own(keys, args)
+  redis.call('HSET', keys[1], 'claimed', args[1], 'folder', args[2], 'journal', args[3])
+  return 1
+end
+
 -- keys: fence, open, ledger, outcome stream
--- args: incarnation, number of tickets, (ticket, state) each, then entries of the outcome stream
+-- args: incarnation, length of the journal, number of tickets, (ticket, state) each, then entries of the outcome
+-- stream
 -- Ends the tickets on whatever stream their entries are, and deletes the named entries. Returns how many
 -- tickets were open.
 local function close(keys, args)
   local closed = 0
-  local last = 2 + 2 * tonumber(args[2])
-  for i = 3, last, 2 do
+  local last = 3 + 2 * tonumber(args[3])
+  redis.call('HSET', keys[1], 'journal', args[2])
+  for i = 4, last, 2 do
     local ticket, state = args[i], args[i + 1]
     local place = redis.call('HGET', keys[2], ticket)
     if place then
@@ -519,30 +566,25 @@ local function remove_consumer(keys, args)
   return redis.call('XGROUP', 'DELCONSUMER', keys[1], GROUP, args[1]) + 1
 end
 
--- keys: open, ledger, work streams...
--- Returns the totals, and for each open ticket its place, attempts, holder and idle time, at one instant.
--- Texts that Penstock does not write are left out.
+-- keys: open, ledger, work streams...; args: cursor, count
+-- Returns the next cursor, the totals, how many names are in `open`, how many of a slice of them no learner
+-- wrote, and of the others place, attempts, holder and idle time.
 local function audit(keys, args)
-  local leases = {}
-  for i = 3, #keys do
-    if redis.call('EXISTS', keys[i]) == 1 then
-      for _, pending in ipairs(redis.call('XPENDING', keys[i], GROUP, '-', '+', 1000000)) do
-        leases[place_of(keys[i], pending[1], '')] = pending
-      end
+  local slice, tickets, strange = redis.call('HSCAN', keys[1], args[1], 'COUNT', args[2]), {}, 0
+  for i = 1, #slice[2], 2 do
+    local ticket, stream, entry, version = slice[2][i], split_place(keys[1], slice[2][i + 1])
+    if stream and is_ticket(ticket) then
+      local held = WORK_STREAMS[string.match(stream, '([^:]*)$')] and
+        redis.call('XPENDING', stream, GROUP, entry, entry, 1)[1]
+      local found = find_own(ticket, stream, entry)
+      local attempts = (found and failed_before(found) or 0) + (held and lost_leases(held) or 0)
+      local holder, idle_ms = held and held[2] or '', held and held[3] or 0
+      table.insert(tickets, {ticket, stream, entry, version, attempts, holder, idle_ms, found and 1 or 0})
+    else
+      strange = strange + 1
     end
   end
-  local tickets = {}
-  local open = redis.call('HGETALL', keys[1])
-  for i = 1, #open, 2 do
-    local stream, entry, version = split_place(keys[1], open[i + 1])
-    if stream and is_ticket(open[i]) then
-      local pending, found = leases[place_of(stream, entry, '')], find_own(open[i], stream, entry)
-      local attempts = (found and failed_before(found) or 0) + (pending and lost_leases(pending) or 0)
-      local holder, idle_ms = pending and pending[2] or '', pending and pending[3] or 0
-      table.insert(tickets, {open[i], stream, entry, version, attempts, holder, idle_ms, found and 1 or 0})
-    end
-  end
-  return {counts_of(keys[2]), tickets}
+  return {slice[1], counts_of(keys[2]), redis.call('HLEN', keys[1]), strange, tickets}
 end
 
 local MENDERS = {claim = true, restore = true}  -- these get keys of another type, and delete them
@@ -564,6 +606,7 @@ register('restore', restore, {'allow-oom'}, fenced)
 register('places', places, {'no-writes'}, fenced)
 register('outcomes', outcomes, {'no-writes'}, fenced)
 register('close', close, {'allow-oom'}, fenced)
+register('own', own, {'allow-oom'}, fenced)
 register('put', put, {}, fenced)
 register('set_totals', set_totals, {}, fenced)
 register('handoff', handoff, {}, ready)
@@ -571,7 +614,9 @@ register('bury', bury, {}, ready)
 register('mark_alone', mark_alone, {'allow-oom'}, ready)
 register('put_back', put_back, {}, ready)
 register('renew', renew, {'allow-oom'}, ready)
+register('leases', leases, {'allow-oom'}, ready)
 register('reclaim', reclaim, {'allow-oom'}, ready)
+register('held', held, {'no-writes'}, ready)
 register('drop', drop, {'allow-oom'}, ready)
 register('remove_consumer', remove_consumer, {'allow-oom'})
 register('audit', audit, {'no-writes'})

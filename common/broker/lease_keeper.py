@@ -14,6 +14,50 @@ from penstock.common.log import get_logger, shorten
 
 log = get_logger(__name__)
 
+_JOIN_S = 5.0
+
+
+class KeeperThread:
+    """A thread, `name`, that calls `keep` every `interval_s` seconds from `start` to `stop`.
+
+    No error of `keep` ends it: a main loop that worked on without its leases would have its work taken
+    away. A PenstockError is logged as a warning, since the main loop meets the same server and reports
+    it, any other error with its traceback.
+    """
+
+    def __init__(self, name: str, interval_s: float, keep: Callable[[], None]) -> None:
+        self._interval_s, self._keep = interval_s, keep
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Raise RuntimeError if it was started before."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the thread after the present call of `keep`. That may call this; nothing is waited for."""
+        self._ended.set()
+
+    def stop(self) -> None:
+        """End the thread, and wait up to 5 s for its end. Raise RuntimeError if it was never started."""
+        self.end()
+        self._thread.join(_JOIN_S)
+
+    def check(self) -> None:
+        """Raise PenstockError if the thread was started and has died, as for lack of memory."""
+        if self._thread.ident is not None and not self._ended.is_set() and not self._thread.is_alive():
+            raise PenstockError(f"the thread {self._thread.name} has died: start this process again")
+
+    def _run(self) -> None:
+        """Call `keep` until the end, whatever it raises."""
+        while not self._ended.wait(self._interval_s):
+            try:
+                self._keep()
+            except PenstockError as error:
+                log.warning(shorten(f"The {self._thread.name} were not renewed: {error}"))
+            except Exception:
+                log.exception(f"The {self._thread.name} were not renewed, and are tried again.")
+
 
 class LeaseKeeper:
     """Renews the leases of held entries every quarter of `lease_s`, in a thread that `start` begins.
@@ -23,13 +67,11 @@ class LeaseKeeper:
     """
 
     def __init__(self, lease_s: float, progress: Callable[[], int], stall_timeout_s: float) -> None:
-        self._interval_s = lease_s / 4
         self._progress = progress
-        self._stall = Deadline(stall_timeout_s, longest_gap_s=self._interval_s)
-        self._held: dict[tuple[WorkStream, str], Callable[[], None]] = {}
+        self._stall = Deadline(stall_timeout_s, longest_gap_s=lease_s / 4)
+        self._held: dict[tuple[WorkStream, str], Callable[[], None] | None] = {}
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+        self._thread = KeeperThread("leases", lease_s / 4, self._renew)
 
     def start(self) -> None:
         """Start the thread that renews the leases. Raise RuntimeError if it was started before."""
@@ -41,8 +83,11 @@ class LeaseKeeper:
         Without a `start` before, threading raises RuntimeError. Entries are not given back: their leases
         expire, and other processes take them.
         """
-        self._stop.set()
-        self._thread.join(timeout=5)
+        self._thread.stop()
+
+    def check(self) -> None:
+        """Raise PenstockError if the thread has died; its errors do not end it."""
+        self._thread.check()
 
     def hold(self, stream: WorkStream, entry: Entry, on_lost: Callable[[], None]) -> None:
         """Renew the lease of `entry`, which was taken from `stream`, from now on until `release`.
@@ -57,21 +102,24 @@ class LeaseKeeper:
                 self._stall.restart()
             self._held[stream, entry.id] = on_lost
 
+    def finish(self, stream: WorkStream, entry: Entry) -> None:
+        """Renew the lease of a held `entry` until `release`, and tell nobody if it is gone.
+
+        This is for the time in which the server is told what became of the entry, which may be long.
+        """
+        with self._lock:
+            if (stream, entry.id) in self._held:
+                self._held[stream, entry.id] = None
+
+    def holds(self, stream: WorkStream, entry: Entry) -> bool:
+        """Return whether the lease of `entry` is renewed."""
+        with self._lock:
+            return (stream, entry.id) in self._held
+
     def release(self, stream: WorkStream, entry: Entry) -> None:
         """Stop renewing the lease of `entry` of `stream`, if it is held. The server is not called."""
         with self._lock:
             self._held.pop((stream, entry.id), None)
-
-    def _run(self) -> None:
-        """Renew the leases every quarter of a lease until `stop` is called.
-
-        A PenstockError of a renewal is logged as a warning, and the next renewal tries again.
-        """
-        while not self._stop.wait(self._interval_s):
-            try:
-                self._renew()
-            except PenstockError as error:  # the loop meets the same server and reports it
-                log.warning(shorten(f"Leases were not renewed: {error}"))
 
     def _renew(self) -> None:
         """Renew the leases of all held entries once; of none if `_stalled` finds no progress.
@@ -84,7 +132,7 @@ class LeaseKeeper:
         with self._lock:
             held = list(self._held.items())
         for stream in {stream for (stream, _), _ in held}:
-            entries = {entry: lost for (owner, entry), lost in held if owner is stream}
+            entries = [entry for (owner, entry), _ in held if owner is stream]
             for entry, owned in zip(entries, stream.renew(entries), strict=True):
                 with self._lock:
                     on_lost = None if owned else self._held.pop((stream, entry), None)

@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,10 +14,11 @@ from penstock.common.errors import DeadlineExceeded, MalformedMessage, NotPermit
 from penstock.common.log import get_logger, shorten
 from penstock.common.wire.codec import decode
 from penstock.common.wire.contract import Contract
-from penstock.common.wire.ids import TicketId
+from penstock.common.wire.ids import TicketId, is_number
 from penstock.common.wire.messages import Weights
 
 _POLL_S = 0.2
+_SLICE = 1000  # tickets in one call, which blocks the server for some 50 ms
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,14}")
 
 log = get_logger(__name__)
@@ -146,6 +148,27 @@ class RunView:
         holder, incarnation, seen, phase = (value or b"" for value in found)
         return LearnerSign(text(holder), self._incarnation_of(incarnation), text(seen), text(phase))
 
+    def newest_folder(self) -> tuple[int, int, str]:
+        """Return the incarnation that was last claimed in a folder of the run, and what it had there.
+
+        That are the bytes of its journal, and the folder as HOST:PATH. 0, 0 and "" if the server does
+        not know, or for numbers that no learner wrote. Raise ServerUnavailable or another error of
+        Connection.execute.
+        """
+        names = ("claimed", "journal", "folder")
+        found = self._read("HMGET", self.keys.fence, *names) or (None,) * len(names)
+        claimed, journal, folder = (text(value or b"") for value in found)
+        if not (is_number(claimed) and is_number(journal)):
+            return 0, 0, ""
+        return int(claimed), int(journal), folder
+
+    def open_tickets(self) -> int:
+        """Return how many tickets are open on the server, 0 if their key has another type.
+
+        Raise ServerUnavailable or another error of Connection.execute.
+        """
+        return int(self._read("HLEN", self.keys.open) or 0)
+
     def malformed(self) -> dict[str, int]:
         """Return by cause how many entries were deleted because no role can read them; {} if none were.
 
@@ -184,25 +207,37 @@ class RunView:
             self._logged.add((fault, cause))
             log.error(shorten(fault), **({"cause": cause} if cause else {}))
 
-    def audit(self) -> tuple[dict[str, int], list[Place]]:
-        """Return the ledger's totals and the open tickets, in no order, both of one instant.
+    def audit(self) -> tuple[dict[str, int], list[Place], int]:
+        """Return the ledger's totals, the open tickets in no order, and how many are open.
 
-        The totals are by name ("issued" and the end states), without those that were never counted.
-        Both are empty for an unknown run. Raise RunNotReady if no learner has loaded its functions on
-        the server, or a stream lacks its group, WrongType for a key of another type, or another error of
+        Totals and count are of one instant. The totals are by name ("issued" and the end states),
+        without those that were never counted. The tickets are read a thousand or so at a time, as each
+        call keeps the server from all else: of a thousand or fewer, they are of that instant too. All
+        are empty for an unknown run. Raise RunNotReady if no learner has loaded its functions on the
+        server, or a stream lacks its group, WrongType for a key of another type, or another error of
         Connection.call.
         """
-        totals, places = self._connection.call(
-            "audit", [self.keys.open, self.keys.ledger, *self.keys.work_streams], []
-        )
-        counts = dict(zip(totals[::2], totals[1::2], strict=True))
-        return {text(name): int(count) for name, count in counts.items()}, [
-            Place(
-                TicketId(text(ticket)), text(stream), text(entry), text(version), int(attempts),
-                text(consumer), int(idle_ms), bool(exists),
-            )
-            for ticket, stream, entry, version, attempts, consumer, idle_ms, exists in places
-        ]  # fmt: skip
+        keys = [self.keys.open, self.keys.ledger, *self.keys.work_streams]
+        found: dict[TicketId, Place] = {}
+        strange, cursor = 0, "0"
+        while True:
+            args: list[str | int] = [text(cursor), _SLICE]
+            cursor, totals, names, others, rows = self._connection.call("audit", keys, args)
+            strange += others
+            found |= {place.ticket: place for place in map(_read_place, rows)}
+            if text(cursor) == "0":
+                counts = zip(totals[::2], totals[1::2], strict=True)
+                ledger = {text(name): int(count) for name, count in counts}
+                return ledger, list(found.values()), names - strange
+
+
+def _read_place(row: Sequence[Any]) -> Place:
+    """Return the place in a row of the server's answer, whose values are in the order of its fields."""
+    ticket, stream, entry, version, attempts, consumer, idle_ms, exists = row
+    return Place(
+        TicketId(text(ticket)), text(stream), text(entry), text(version), int(attempts), text(consumer),
+        int(idle_ms), bool(exists),
+    )  # fmt: skip
 
 
 def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:

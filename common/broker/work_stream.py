@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.common.broker.connection import BLOCK_MS, Connection, text
 from penstock.common.broker.keys import GROUP, Keys
+from penstock.common.broker.lease_watch import Lease, LeaseWatch
 from penstock.common.errors import MalformedMessage, ValueTooLarge
 from penstock.common.log import get_logger, shorten
 from penstock.common.text import SHOWN, encodable
@@ -144,7 +145,8 @@ class WorkStream:
         self._keys = keys
         self._lease_keys = (keys.fence, stream)
         self._ticket_keys = (keys.fence, keys.open, stream)
-        self._lease_ms = int(lease_s * 1000)
+        self._watch = LeaseWatch(lease_s)
+        self._interruptions = connection.interruptions
         purposes: dict[str, Purpose] = {keys.tickets: "train", keys.eval_tickets: "eval"}
         self._reader = EntryReader(connection, keys, stream, purposes.get(stream))
 
@@ -153,18 +155,25 @@ class WorkStream:
 
         `count` is above 0. The wait is at most 1 s, and 0 does not wait. Entries that no role can read,
         or that no learner issued, are deleted, counted and left out; so [] may come before the wait's
-        end. Raise ServerUnavailable or another error of Connection.execute.
+        end. If the server's reply may have been lost, all entries that this consumer holds come first,
+        also such as the caller knows. Raise ServerUnavailable or another error of Connection.execute.
         """
+        before = self._connection.interruptions
         block = ("BLOCK", min(block_ms, BLOCK_MS)) if block_ms > 0 else ()
         reply = self._connection.execute(
             "XREADGROUP", "GROUP", GROUP, self.consumer, "COUNT", count, *block,
             "STREAMS", self.stream, ">",
         )  # fmt: skip
-        return self._placed(self._reader.read(
+        taken = [
             (entry, fields.get(b"t"), fields.get(b"d"), fields.get(b"a", 0))
             for _, items in reply
             for entry, fields in items
-        ))  # fmt: skip
+        ]
+        if self._connection.interruptions != before:
+            known = {row[0] for row in taken}
+            held = self._connection.call("held", self._lease_keys, [self.consumer])
+            taken = [*(tuple(row) for row in held if row[0] not in known), *taken]
+        return self._placed(self._reader.read(taken))
 
     def _placed(self, entries: list[Entry]) -> list[Entry]:
         """Return the entries that a learner issued, each with the version of its ticket's first issue.
@@ -190,14 +199,24 @@ class WorkStream:
     def reclaim(self, count: int) -> list[Entry]:
         """Take over up to `count` entries whose lease expired, whoever held them.
 
-        The expired lease counts as a failed attempt, but not as the last one: for its last attempt a
-        ticket runs alone. If the lease of such a run (`mark_alone`) expired, the entry has `doomed`
-        True, and the caller must bury it. Return [] if no lease expired, or the server has run for less
-        than a lease. Entries that no role can read, or no learner issued, are deleted, counted and left
-        out. Raise ServerUnavailable or another error of Connection.call.
+        A lease has expired if calls of this method saw it unchanged for a lease, so the first call finds
+        none, nor do calls within a lease of a time when the server was away or took no writes: no holder
+        could renew one then. The expired lease counts as a failed attempt, but not as the last one: for
+        its last attempt a ticket runs alone. If the lease of such a run (`mark_alone`) expired, the
+        entry has `doomed` True, and the caller must bury it. Return [] if no lease expired. Entries that
+        no role can read, or no learner issued, are deleted, counted and left out. Raise
+        ServerUnavailable or another error of Connection.call.
         """
-        server, up_ms = self._connection.uptime()
-        args = (self.consumer, self._lease_ms, count, self.max_attempts, server, up_ms)
+        rows = self._connection.call("leases", self._lease_keys, [])  # notices a restart, too
+        if self._interruptions != self._connection.interruptions:
+            self._interruptions = self._connection.interruptions
+            self._watch.forget()
+        leases = (Lease(text(entry), text(holder), int(count)) for entry, holder, count in rows)
+        expired = self._watch.look(leases)[:count]
+        if not expired:
+            return []
+        server = self._connection.server_id
+        args = (self.consumer, self.max_attempts, server, *(part for one in expired for part in one))
         return self._placed(self._reader.read(self._connection.call("reclaim", self._lease_keys, args)))
 
     def runs_alone(self, entry: Entry) -> bool:

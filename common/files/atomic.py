@@ -170,6 +170,15 @@ def each_json_line(path: Path, **fields: type) -> Iterator[dict[str, Any] | None
                 yield None
 
 
+def read_row(line: bytes, **fields: type) -> dict[str, Any] | None:
+    """Return the row in a line of `read_json_lines`; None if it is damaged, or lacks its end."""
+    try:
+        row = _row(line.decode(errors="replace"), {"step": int, **fields})
+    except DAMAGE:
+        return None
+    return row if line.endswith(b"\n") else None
+
+
 def _row(line: str, fields: Mapping[str, type]) -> dict[str, Any]:
     """Return the object that a line of JSON has, with `fields` by name and type.
 

@@ -1,5 +1,6 @@
 """The files of a run: the path of each, and how the learner writes them."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -85,8 +86,12 @@ class RunFolder:
 
     def newest_incarnation(self) -> int:
         """Return the largest incarnation that a file in claims/ names, 0 if there is none."""
-        names = [path.stem for path in self.claims.glob("[0-9]*.json")]
-        return max((int(name) for name in names if name.isdecimal()), default=0)
+        try:
+            names = os.listdir(self.claims)
+        except FileNotFoundError:
+            return 0
+        numbers = (name[:-5] for name in names if name.endswith(".json"))
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 class LearnerFolder(RunFolder):

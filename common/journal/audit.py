@@ -84,7 +84,7 @@ def _count(audit: JournalAudit, first_ends: dict[str, str], record: dict[str, An
         audit.steps += 1
         audit.gaps += [record["step"]] * (record["step"] != audit.steps)
     elif record["kind"] == "evaluation":
-        audit.questions[record["version"]] = int(record["questions"])
+        audit.questions[record["version"]] = len(record.get("asked", range(record["questions"])))
     elif record["kind"] == "end":
         audit.complete = True
     for ticket, (state, *_) in record["ends"].items():

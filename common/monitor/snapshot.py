@@ -78,14 +78,16 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The tickets of a run at one instant: issued, ended by end state, and open (in flight).
+    """The tickets of a run at one instant: issued, ended by end state, and how many are open.
 
-    `malformed` has, by cause, how many entries were deleted because no role can read them.
+    More than a thousand of the open tickets, `in_flight`, were read one after the other. `malformed`
+    has, by cause, how many entries were deleted because no role can read them.
     """
 
     run: str
     issued: int
     ended: dict[str, int]
+    open: int
     in_flight: tuple[InFlight, ...]
     malformed: dict[str, int] = field(default_factory=dict)
 
@@ -97,17 +99,17 @@ class Audit:
         flight, comes "5 tickets were issued, but 2 ended and 2 are in flight: 1 missing", or "... 1 too
         many".
         """
-        ended, flying = sum(self.ended.values()), len(self.in_flight)
+        ended = sum(self.ended.values())
         found = [
             f"ticket {ticket.ticket} is open, but its entry {ticket.entry} is gone from "
             f"{ticket.stream}: the learner issues it again when it next checks the server"
             for ticket in self.in_flight
             if not ticket.exists
         ]
-        if off := self.issued - ended - flying:
+        if off := self.issued - ended - self.open:
             verdict = f"{off} missing" if off > 0 else f"{-off} too many"
-            counts = f"{self.issued} tickets were issued, but {ended} ended and {flying} are in flight"
-            found.append(f"{counts}: {verdict}")
+            counts = f"{self.issued} tickets were issued, but {ended} ended"
+            found.append(f"{counts} and {self.open} are in flight: {verdict}")
         return tuple(found)
 
 
@@ -118,10 +120,10 @@ def read_status(connection: Connection, run: str) -> RunStatus:
     run, MalformedMessage if its contract cannot be read, or another error of Connection.execute.
     """
     keys, view = view_of(connection, run)
-    totals, places = view.audit()
+    totals, places, opened = view.audit()
     contract, weights, now_ms = view.contract(), view.weights(), server_time_ms(connection)
     return RunStatus(
-        run=run, server=connection.address, incarnation=view.incarnation(), open=len(places),
+        run=run, server=connection.address, incarnation=view.incarnation(), open=opened,
         state=text(connection.execute("GET", keys.state) or b"starting"), ledger=totals,
         version=str(weights.version) if weights else None,
         credit=decode(contract, Contract).credit if contract else None,
@@ -134,27 +136,29 @@ def read_status(connection: Connection, run: str) -> RunStatus:
 
 
 def read_audit(connection: Connection, run: str) -> Audit:
-    """Return the tickets of the run named `run` at one instant: issued, ended by end state, and open.
+    """Return the tickets of the run named `run`: issued, ended by end state, and open.
 
     `ended` has each end state, also with 0. `malformed` has the counts of entries that were deleted
     because no role can read them. Raise RunNotReady if no learner has claimed the run, WrongType for a
     key of another type, or another error of Connection.call.
     """
     _, view = view_of(connection, run)
-    totals, in_flight = read_in_flight(connection, view)
+    totals, in_flight, opened = read_in_flight(connection, view)
     ended: dict[str, int] = {state: totals.get(state, 0) for state in END_STATES}
-    return Audit(run, totals.get("issued", 0), ended, in_flight, view.malformed())
+    return Audit(run, totals.get("issued", 0), ended, opened, in_flight, view.malformed())
 
 
-def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int], tuple[InFlight, ...]]:
-    """Return the ledger's totals and the open tickets, both of one instant.
+def read_in_flight(
+    connection: Connection, view: RunView
+) -> tuple[dict[str, int], tuple[InFlight, ...], int]:
+    """Return the ledger's totals, the open tickets, and how many these are, as `RunView.audit` does.
 
     The totals have the number of issued tickets ("issued") and of each end state; those never counted
-    are missing. The tickets are sorted by their entry's id, oldest first: 9-0, 10-0, 10-1. Both are
+    are missing. The tickets are sorted by their entry's id, oldest first: 9-0, 10-0, 10-1. All are
     empty for an unknown run. Raise RunNotReady if the learner's functions are not on the server or a
     stream lacks its group, WrongType for a key of another type, or another error of Connection.call.
     """
-    totals, places = view.audit()
+    totals, places, opened = view.audit()
     now_ms = server_time_ms(connection)
     found = [
         InFlight(
@@ -164,7 +168,8 @@ def read_in_flight(connection: Connection, view: RunView) -> tuple[dict[str, int
         )
         for place in places
     ]  # fmt: skip
-    return totals, tuple(sorted(found, key=lambda one: tuple(map(int, one.entry.split("-")))))
+    in_order = sorted(found, key=lambda one: tuple(map(int, one.entry.split("-"))))
+    return totals, tuple(in_order), opened
 
 
 def read_consumers(connection: Connection, key: str) -> tuple[ConsumerStatus, ...]:

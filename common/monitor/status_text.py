@@ -67,7 +67,7 @@ def format_audit(found: Audit, tickets: bool = True) -> str:
     """
     lines = [f"run {found.run}: {found.issued} tickets issued"]
     lines += [f"  {state:<10}{count:>8}" for state, count in found.ended.items()]
-    lines += [f"  in flight {len(found.in_flight):>8}"]
+    lines += [f"  in flight {found.open:>8}"]
     oldest = {ticket.holder: ticket for ticket in reversed(found.in_flight)}
     for ticket in found.in_flight:
         if not tickets and ticket is not oldest[ticket.holder]:
@@ -77,8 +77,7 @@ def format_audit(found: Audit, tickets: bool = True) -> str:
         lines.append(f"    {place}, {held}, attempt {ticket.attempt}")
     for cause, count in found.malformed.items():
         lines.append(f"  {count} entries that another client wrote were deleted: {cause}")
-    total = sum(found.ended.values())
-    balance = f"balances: {found.issued} = {total} ended + {len(found.in_flight)} in flight"
+    balance = f"balances: {found.issued} = {sum(found.ended.values())} ended + {found.open} in flight"
     return _join([*lines, *(found.faults or [balance])])
 
 

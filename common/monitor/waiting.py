@@ -30,7 +30,7 @@ def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
     seen 29 s ago; rewarder-host-71-0c31fa holds 2 groups since 31 s".
     """
     found: dict[tuple[str, str], list[InFlight]] = defaultdict(list)
-    _, open_tickets = read_in_flight(connection, RunView(connection, keys))
+    _, open_tickets, _ = read_in_flight(connection, RunView(connection, keys))
     for ticket in open_tickets:
         log.debug("an open ticket", **asdict(ticket))
         found[ticket.stream, ticket.holder].append(ticket)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 
 import numpy as np
 
-from penstock.common.errors import MalformedMessage
+from penstock.common.errors import MalformedMessage, OtherRelease
 from penstock.common.text import short
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import SCHEMA, Outcome, ScoredGroup, Verdict
@@ -48,8 +48,8 @@ def encode(message: object) -> bytes:
 def decode(data: bytes, *expected: type[Message]) -> Message:
     """Return the message that `encode` made the bytes of: an object of one of the classes `expected`.
 
-    Raise MalformedMessage for bytes that are no message, a wire schema other than SCHEMA, a class that
-    is not expected, and a field of a wrong type or value.
+    Raise OtherRelease for a wire schema other than SCHEMA. Raise MalformedMessage for bytes that are no
+    message, a class that is not expected, and a field of a wrong type or value.
     """
     envelope = unpack(data)
     if not isinstance(envelope, list) or len(envelope) != 3:
@@ -58,7 +58,7 @@ def decode(data: bytes, *expected: type[Message]) -> Message:
     schema, name, body = envelope
     if schema != SCHEMA:
         found = f"a message has wire schema {brief(schema)}, expected {SCHEMA}"
-        raise MalformedMessage(f"{found}. {_OTHER_RELEASE}")
+        raise OtherRelease(f"{found}. {_OTHER_RELEASE}")
     for kind in expected:
         if kind.__name__ == name:
             return cast(Message, _from_wire(kind, body, name))

@@ -17,6 +17,11 @@ _VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}")
 _TICKET = re.compile(rf"train:{_NUMBER}|eval:{_NUMBER}\.{_NUMBER}:{_NUMBER}")
 
 
+def is_number(text: str) -> bool:
+    """Return whether `text` is a number as Penstock writes it: 7, but not 07, +7 or one of 16 digits."""
+    return re.fullmatch(_NUMBER, text) is not None
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
     """A version of the policy: the learner's incarnation and the number of Updates made so far.

@@ -46,6 +46,7 @@ class LastWords:
                 self._open.discard(report.child)
         elif report.kind == "started":
             self._errors.pop(report.child, None)
+            self._open.discard(report.child)
 
     def describe(self, log_of: Path) -> str:
         """Return what failed the run: the process, its error and its log in `log_of`.

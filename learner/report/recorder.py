@@ -2,16 +2,16 @@
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import repeat
+from itertools import groupby, repeat
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.common.files.atomic import append_whole, read_json_lines
+from penstock.common.files.atomic import append_whole, read_row
 from penstock.common.files.run_folder import LearnerFolder
+from penstock.common.files.tail import lines_from_end
 from penstock.common.log import get_logger
 from penstock.common.text import short
 from penstock.learner.report.completions import to_parquet
@@ -37,34 +37,35 @@ class Recorder:
     ) -> None:
         self._folder = folder
         self._trackers = Trackers(report_to, folder.path, run, settings)
+        self._evaluated: set[int] = set()
 
     def cut_after(self, step: int) -> None:
-        """Delete metrics of steps after `step`, and the rows of evaluations that a kill cut off.
+        """Delete metrics of steps after `step`, and the rows of an evaluation that a kill cut off.
 
-        metrics.jsonl and evaluations.jsonl are replaced, or created empty. Their damaged rows are logged
-        and left out. Whole evaluations of later steps stay. Raise RunTaken, DiskFull.
+        Both are at the end of metrics.jsonl and evaluations.jsonl, and no more of these is read. Damaged
+        rows at the end are deleted too. Whole evaluations of later steps stay. Raise RunTaken, DiskFull.
         """
         folder = self._folder
-        rows = [row for row in read_json_lines(folder.metrics) if row["step"] <= step]
-        folder.write_file(folder.metrics, _to_lines(rows))
-        folder.write_file(folder.evaluations, _to_lines(self._whole_evaluations()))
+        self._cut(folder.metrics, _end_of_metrics(folder.metrics, step))
+        end, self._evaluated = _end_of_evaluations(folder.evaluations, step)
+        self._cut(folder.evaluations, end)
+
+    def _cut(self, path: Path, end: int) -> None:
+        """Make the file at `path` `end` bytes long, or new. Raise RunTaken, DiskFull."""
+
+        def cut() -> None:
+            """Cut the file, which is made if missing. Raise OSError."""
+            with path.open("ab") as file:
+                file.truncate(end)
+
+        self._folder.write(path.name, path, cut, 0)
 
     def evaluated_steps(self) -> set[int]:
         """Return the steps whose evaluation is whole in evaluations.jsonl: as many rows as questions.
 
-        Without the file the set is empty. Damaged rows are logged and count as missing.
+        Those before the step of `cut_after` are left out.
         """
-        return {row["step"] for row in self._whole_evaluations()}
-
-    def _whole_evaluations(self) -> list[Row]:
-        """Return the rows of evaluations.jsonl, in order, without evaluations that a kill cut off.
-
-        A whole evaluation has as many rows as its questions. Damaged rows are logged and count as
-        missing.
-        """
-        rows = read_json_lines(self._folder.evaluations, version=str, questions=int)
-        counts = Counter((row["step"], row["version"]) for row in rows)
-        return [row for row in rows if counts[row["step"], row["version"]] == row["questions"]]
+        return self._evaluated
 
     def metrics(self, step: int, metrics: Row, track: bool = True) -> None:
         """Append the metrics of `step`, by name, to metrics.jsonl; with `track` send them to trackers.
@@ -126,6 +127,7 @@ class Recorder:
             for answer, verdicts in zip(result.answers, right or repeat([]), strict=False)
         ]
         self._append(self._folder.evaluations, rows)
+        self._evaluated.add(step)
         self._trackers.tell(lambda tracker: tracker.log(metrics, step))
 
     def results(self, name: Literal["train", "eval"], metrics: Row) -> None:
@@ -151,6 +153,41 @@ class Recorder:
         with path.open("ab", buffering=0) as file:
             write = partial(append_whole, file, data, file.seek(0, os.SEEK_END), sync=False)
             self._folder.write(path.name, path, write, len(data))
+
+
+def _end_of_metrics(path: Path, step: int) -> int:
+    """Return where the rows of steps after `step` begin, which are the last ones of metrics.jsonl."""
+    end = path.stat().st_size if path.is_file() else 0
+    for start, line in lines_from_end(path):
+        row = read_row(line)
+        if row is not None and row["step"] <= step:
+            break
+        end = start
+    return end
+
+
+def _end_of_evaluations(path: Path, step: int) -> tuple[int, set[int]]:
+    """Return where the whole evaluations of evaluations.jsonl end, and their steps from `step` on.
+
+    What follows is one that a kill cut off, or damage. A whole evaluation has as many rows as questions.
+    """
+    end = path.stat().st_size if path.is_file() else 0
+    whole: set[int] = set()
+    lines = ((start, read_row(line, version=str, questions=int)) for start, line in lines_from_end(path))
+    for key, rows in groupby(lines, key=lambda line: line[1] and _evaluation_of(line[1])):
+        if whole and key and key[0] < step:
+            break
+        starts = [start for start, _ in rows]
+        if key and len(starts) == key[2]:
+            whole.add(key[0])
+        elif not whole:
+            end = starts[-1]
+    return end, {found for found in whole if found >= step}
+
+
+def _evaluation_of(row: Row) -> tuple[int, str, int]:
+    """Return step, version and number of questions of a row of evaluations.jsonl."""
+    return row["step"], row["version"], row["questions"]
 
 
 def _to_lines(rows: Sequence[Row]) -> bytes:

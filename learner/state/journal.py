@@ -8,7 +8,8 @@ of its body (4 bytes) and the body: zlib over msgpack, a map with `kind` and, by
     batch       step, version, groups (encoded ScoredGroups in order), the settings and reward_weights
                 that chose it, its metrics so far; ends, ledger
     version     version, hash: weights that are announced next; ends, ledger
-    evaluation  version, questions: the eval tickets that were issued; ledger
+    evaluation  version, questions, asked: of so many questions, those whose tickets are issued; ledger
+    answers     version; ends, ledger: some of their answers came
     evaluated   version, results: their answers; ends, ledger
     tickets     ends, ledger: before tickets are issued, see TicketFlow.issue_tickets
     rejoin      ends, ledger: tickets that had ended when another server process answered
@@ -16,7 +17,8 @@ of its body (4 bytes) and the body: zlib over msgpack, a map with `kind` and, by
     end         ends, ledger: tickets that were open when the run ended
 
 `ends` maps the tickets that ended since the last record to [state, reason]; `ledger` is the learner's
-table after it. If a kill interrupts the last record, the next incarnation cuts it.
+table after it. Any record may have `answers`, those of the running evaluation since the last one. If a
+kill interrupts the last record, the next incarnation cuts it.
 """
 
 from functools import partial

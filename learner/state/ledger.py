@@ -35,6 +35,17 @@ class LedgerTable(TypedDict):
     versions: dict[str, str]  # version to the hash of its weights
 
 
+class RecordedAnswer(TypedDict):
+    """An answer to a held-out question in the journal.
+
+    `asked` is the hash of what was asked, `weights` that of the version, `answer` an encoded Answer.
+    """
+
+    asked: str
+    weights: str
+    answer: bytes
+
+
 class Ledger:
     """Open tickets with the version they were first issued at, and the counts of ended tickets.
 
@@ -50,6 +61,8 @@ class Ledger:
         self.total_dropped = 0
         self.owes_record = False  # True: before a ticket is issued, the journal needs a record, see drop
         self.unrecorded: dict[TicketId, list[str]] = {}  # ended since the last record: [state, reason]
+        self.answers: list[RecordedAnswer] = []  # to held-out questions, since the last record
+        self.earlier_answers: list[RecordedAnswer] = []  # of an evaluation that a restart cut off
         self._positions: dict[TicketId, int] = {}
         self._to_repeat: list[int] = []
         self._repeats = 0

@@ -58,13 +58,17 @@ class CommitLog:
         """Write and sync a record to the journal, then end on the server the tickets that ended.
 
         These are the tickets that ended since the last record; outcomes read of them are deleted. `kind`
-        is the record's, such as "batch", with `fields` of its own. The ends and the ledger are added.
+        is the record's, such as "batch", with `fields` of its own. The ends, the ledger and the answers
+        of an evaluation since the last record are added.
         `position` and `recorded` are set. Raise DiskFull before anything is acknowledged, RunTaken,
         ServerUnavailable or another error of Connection.call.
         """
         ends = self.ledger.take_unrecorded()
+        if self.ledger.answers:
+            fields["answers"], self.ledger.answers = self.ledger.answers, []
         self.recorded = self.ledger.snapshot()
         self.position = self._journal.append(kind, **fields, ends=ends, ledger=self.recorded)
+        self._queue.journal_length = self.position.offset
         self._acknowledge(ends)
 
     def _acknowledge(self, ends: dict[TicketId, list[str]]) -> None:

@@ -4,16 +4,23 @@ Eval tickets pin a version: actors answer them with exactly those weights. The e
 the groups of the next batch are generated, and ends before the journal records that batch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from blake3 import blake3
 
 from penstock.common.errors import MalformedMessage, ValueTooLarge
-from penstock.common.wire.codec import decode_outcome, encode
+from penstock.common.log import get_logger
+from penstock.common.wire.codec import decode, decode_outcome, encode
 from penstock.common.wire.ids import TicketId, Version
 from penstock.common.wire.messages import ANSWER, EndState, Verdict
 from penstock.learner.data.tickets import TicketSource
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
 from penstock.learner.streams.refusal import MEANING, OutcomeCheck
+
+log = get_logger(__name__)
+
+_RECORDED_TOGETHER = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +82,43 @@ class Evaluator:
     def start(self, version: Version) -> None:
         """Begin the evaluation of `version`: open, record and issue a ticket per held-out question.
 
-        Each ticket is opened in the ledger, recorded in the journal, then added to the server. Do not
-        wait for the answers. No other evaluation may be running: its answers would be forgotten. Raise
-        DiskFull, DataError if a ticket is too large, RunTaken, ServerUnavailable or another error of
-        Connection.call.
+        Questions that an earlier start of the learner asked the same weights, and whose answers are in
+        the journal, are not asked again. Each ticket is opened in the ledger, recorded in the journal,
+        then added to the server. Do not wait for the answers. No other evaluation may be running: its
+        answers would be forgotten. Raise DiskFull, DataError if a ticket is too large, RunTaken,
+        ServerUnavailable or another error of Connection.call.
         """
-        self._version, self._answers = version, {}
-        for index in range(self._count):
+        self._version = version
+        self._answers = self._earlier_answers(self._commit_log.ledger.versions.get(version, ""))
+        asked = [index for index in range(self._count) if index not in self._answers]
+        for index in asked:
             self._commit_log.ledger.opened(TicketId.evaluation(version, index), version)
         # Recorded before the tickets are issued: a resumed learner knows which tickets to withdraw.
-        self._commit_log.record("evaluation", version=str(version), questions=self._count)
+        counts = {"questions": self._count, "asked": asked}
+        self._commit_log.record("evaluation", version=str(version), **counts)
         self.issue_missing()
+
+    def _earlier_answers(self, weights: str) -> dict[int, Answer]:
+        """Return by question the answers in the journal to what is asked now, of weights with this hash.
+
+        Raise MalformedMessage for damage.
+        """
+        earlier = {
+            one["asked"]: decode(one["answer"], Answer)
+            for one in self._commit_log.ledger.earlier_answers
+            if one["weights"] == weights
+        }
+        asked = {self._asked(index): index for index in range(self._count)} if earlier else {}
+        found = {asked[one]: answer for one, answer in earlier.items() if one in asked}
+        if found:
+            log.info(
+                f"{len(found)} of {self._count} held-out questions were answered before the restart."
+            )
+        return {index: replace(answer, index=index) for index, answer in found.items()}
+
+    def _asked(self, index: int) -> str:
+        """Return the hash of what a held-out question asks, which is the same for all versions."""
+        return blake3(encode(self._source.evaluation(Version(0, 0), index))).hexdigest()
 
     def issue_missing(self) -> None:
         """Issue the tickets of the running evaluation's questions that have no answer yet.
@@ -108,8 +141,9 @@ class Evaluator:
     def poll(self) -> bool:
         """Take the outcomes of eval tickets that are there; return whether one of this evaluation ended.
 
-        Do not wait: return False without a running evaluation. Take 64 outcomes at most. The end of the
-        last ticket ends the evaluation and records its result in the journal, for `take_ended`. Raise
+        Do not wait: return False without a running evaluation. Take 64 outcomes at most. Answers are
+        recorded in the journal, 64 and more together: a restarted learner has them. The end of the last
+        ticket ends the evaluation and records its result in the journal, for `take_ended`. Raise
         DiskFull, RunTaken, ServerUnavailable or another error of Connection.call.
         """
         if self._version is None:
@@ -119,6 +153,8 @@ class Evaluator:
             if entry.ticket in self._commit_log.ledger.open:
                 self._take(entry.ticket, entry.payload)
         came = len(self._answers) > before
+        if len(self._commit_log.ledger.answers) >= _RECORDED_TOGETHER:
+            self._commit_log.record("answers", version=str(self._version))
         if len(self._answers) == self._count:
             self._finish(self._version)
         return came
@@ -149,7 +185,7 @@ class Evaluator:
             self._end_unanswered(ticket, "dead", outcome.reason)
             return
         rollouts, rewards = outcome.group.rollouts, outcome.rewards.items()
-        self._answers[index] = Answer(
+        answer = Answer(
             index,
             outcome.texts,
             tuple(map(str, outcome.extra.get(ANSWER, outcome.texts))),
@@ -158,15 +194,26 @@ class Evaluator:
             tuple(rollout.finish_reason for rollout in rollouts),
             failures=outcome.failures,
         )
-        self._commit_log.ledger.close(ticket, "evaluated", str(self._version))
+        self._end(ticket, answer, "evaluated", str(self._version))
 
     def _end_unanswered(self, ticket: TicketId, state: EndState, reason: str) -> None:
         """End an open ticket as `state` in the ledger; its question has no completions, for `reason`.
 
         Raise KeyError if the ticket is not open.
         """
-        self._answers[ticket.number] = Answer(ticket.number, reason=reason)
-        self._commit_log.ledger.close(ticket, state, reason)
+        self._end(ticket, Answer(ticket.number, reason=reason), state, reason)
+
+    def _end(self, ticket: TicketId, answer: Answer, state: EndState, reason: str) -> None:
+        """End an open ticket as `state` in the ledger, with the `answer` to its question.
+
+        The answer is for the journal too. Raise KeyError if the ticket is not open.
+        """
+        ledger = self._commit_log.ledger
+        self._answers[answer.index] = answer
+        ledger.close(ticket, state, reason)
+        weights = ledger.versions.get(self._version, "") if self._version else ""
+        asked = self._asked(answer.index)
+        ledger.answers.append({"asked": asked, "weights": weights, "answer": encode(answer)})
 
     def _finish(self, version: Version) -> None:
         """Write the answers of the evaluation of `version`, which are all there, to the journal.

@@ -7,10 +7,10 @@ phases of the main loop, and ends the process when these make no progress for to
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 
+from penstock.common.broker.lease_keeper import KeeperThread
 from penstock.common.deadline import Deadline
 from penstock.common.errors import (
     ConfigError,
@@ -25,7 +25,6 @@ from penstock.learner.streams.learner_queue import LearnerQueue
 
 log = get_logger(__name__)
 
-_JOIN_S = 5.0
 _LONGEST_PAUSE_S = 1.0  # between two heartbeats, also with a long lease: actors watch them
 
 
@@ -44,7 +43,7 @@ class Heartbeat:
     The lease lasts `lease_s` after each renewal. A thread, which the context starts, renews it four
     times per lease, and once a second at least. When `phases` makes no progress for `stall_timeout_s`,
     the thread calls `on_stall` with a sentence that names the phase, and renews no more. By default
-    `on_stall` ends the process.
+    `on_stall` ends the process. A thread that has died ends the main loop at the next poll of a phase.
     """
 
     def __init__(
@@ -58,13 +57,13 @@ class Heartbeat:
         self._queue, self._phases = queue, phases
         self._lease_s, self._on_stall = lease_s, on_stall
         self._deadline = Deadline(stall_timeout_s)
-        self._guard_at = 0.0
-        self._left = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._guard_at, self._superseded = 0.0, False
+        self._thread = KeeperThread("learner's leases", min(lease_s / 4, _LONGEST_PAUSE_S), self._keep)
 
     def __enter__(self) -> "Heartbeat":
         """Start the thread that renews the lease, and return the heartbeat."""
         self._thread.start()
+        self._phases.check = self._thread.check
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -73,8 +72,7 @@ class Heartbeat:
         If the block raised ServerUnavailable (`kind` is the class of its error), the lease is left to
         expire. The block's error passes; errors of the queue server while ending the lease are ignored.
         """
-        self._left.set()
-        self._thread.join(_JOIN_S)
+        self._thread.stop()
         if kind is not None and issubclass(kind, ServerUnavailable):
             return  # the main loop has waited for the server already, or was refused
         with contextlib.suppress(PenstockError):  # superseded, or no server: the lease expires by itself
@@ -97,28 +95,23 @@ class Heartbeat:
         except ConfigError as error:
             self._queue.report(f"The learner ends at its next poll: {error}")
 
-    def _run(self) -> None:
-        """Renew the lease, with the phase's name, until the context ends or the main loop hangs.
+    def _keep(self) -> None:
+        """Renew the lease, with the phase's name, then `_guard`, unless the main loop hangs.
 
-        This is done four times per lease, and once a second at least, with `_guard` after each renewal.
-        When the phases have made no progress for the stall timeout, call `on_stall` and return. After
-        RunTaken the lease is not renewed, but a hang is noticed. Other PenstockErrors are logged; the
-        next renewal follows as usual.
+        When the phases have made no progress for the stall timeout, call `on_stall` and end the thread.
+        After RunTaken only a hang is noticed. Raise ServerUnavailable or another error of `call`.
         """
-        superseded = False
-        while not self._left.wait(min(self._lease_s / 4, _LONGEST_PAUSE_S)):
-            if self._deadline.expired(self._phases.progress):
-                self._on_stall(
-                    f"the learner has been {self._phases.name} for {self._deadline.waited_s:.0f} s "
-                    "(LEARNER_STALL_TIMEOUT_S): it hangs, or needs a larger limit"
-                )
-                return
-            if superseded:
-                continue
-            try:
-                self._queue.beat(self._lease_s, self._phases.name)
-                self._guard()
-            except RunTaken:  # the main loop gets it at its next call; if it hangs, keep watching
-                superseded = True
-            except PenstockError as error:  # the main loop reports the server's absence
-                log.warning("The learner's lease was not renewed.", cause=str(error))
+        if self._deadline.expired(self._phases.progress):
+            self._thread.end()
+            self._on_stall(
+                f"the learner has been {self._phases.name} for {self._deadline.waited_s:.0f} s "
+                "(LEARNER_STALL_TIMEOUT_S): it hangs, or needs a larger limit"
+            )
+            return
+        if self._superseded:
+            return
+        try:
+            self._queue.beat(self._lease_s, self._phases.name)
+            self._guard()
+        except RunTaken:  # the main loop gets it at its next call; if it hangs, keep watching
+            self._superseded = True

@@ -8,15 +8,19 @@ from typing import Any
 
 from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import Keys
+from penstock.common.broker.lease_watch import Lease, LeaseWatch
 from penstock.common.broker.work_stream import Entry, EntryReader
 from penstock.common.errors import MalformedMessage, WrongType
 from penstock.common.log import get_logger, shorten
+from penstock.common.text import short
 from penstock.common.wire.codec import encode
-from penstock.common.wire.ids import Purpose, TicketId, Version
+from penstock.common.wire.ids import Purpose, TicketId, Version, is_number
 from penstock.common.wire.messages import EndState, Weights
 from penstock.learner.state.deltas import Offer
 
 _SLICE = 1000  # tickets in one call, which blocks the server for some milliseconds
+_LOOK_S = 0.1  # between two looks at another learner's lease
+_DAY_S = 86_400.0
 
 log = get_logger(__name__)
 
@@ -56,6 +60,8 @@ class LearnerQueue:
         self.incarnation = incarnation
         self.source: Offer | None = None  # where others fetch what is announced
         self.damaged = False  # True: a key was deleted since, so the caller restores what was in it
+        self.journal_length = 0  # bytes that the journal of this incarnation has on the disk
+        self._folder = ""
         self._claimed = ("", "")  # nonce and holder
         self._claimed_at = -1  # the connection's count of restarts then
         self._published: dict[str, bytes] = {}  # contract, weights and state by key
@@ -71,20 +77,52 @@ class LearnerQueue:
 
         Store this learner's claim: its incarnation, `nonce`, the random text of the run's folder, and
         `holder`, the name of this process. Delete keys of the run that cannot be used, as of another
-        type. `lease_s` above 0 begins a lease, which `beat` renews. RunTaken is then raised while the
-        lease of another holder has not expired, unless that holder is in `gone`: learners that have
-        surely ended. `lease_s` 0 neither checks nor changes the lease: this learner claims again, after
-        a server's restart or when another client changed its claim.
+        type. `lease_s` above 0 begins a lease, which `beat` renews. If another holder left one, wait
+        first until it is seen to run out, unless that holder is in `gone`: learners that have surely
+        ended. RunTaken is raised once it is renewed. `lease_s` 0 neither checks nor changes the lease:
+        this learner claims again, after a server's restart or when another client changed its claim.
 
         Raise RunTaken if a newer incarnation has claimed the run, ConfigError if the server holds a run
         of another folder, or another error of Connection.call. With `lease_s` 0 the folder is checked
         only if the server has restarted since this object's last claim.
         """
         self.connection.load_functions()
+        gone = list(gone)
+        unchanged = self._outwait({holder, *gone}) if lease_s else "-"
         restarts = self.connection.restarts
         lease_ms = -1 if not lease_s and restarts == self._claimed_at else int(1000 * lease_s)
-        self.connection.call("claim", self._all_keys, [nonce, self.incarnation, holder, lease_ms, *gone])
+        args: list[str | int] = [nonce, self.incarnation, holder, lease_ms, unchanged, *gone]
+        self.connection.call("claim", self._all_keys, args)
         self._claimed, self._claimed_at = (nonce, holder), restarts
+
+    def _outwait(self, harmless: set[str]) -> str:
+        """Wait until the lease of another learner has run out, and return its last heartbeat's number.
+
+        Return "-" at once if there is no lease, if its holder is `harmless`, or once it is renewed, for
+        the server to refuse the claim. The wait is logged. No clock but this process's counts. Raise
+        ServerUnavailable or another error of Connection.call.
+        """
+        fence = self.keys.fence
+        if self.connection.execute("TYPE", fence) != b"hash":
+            return "-"
+        known, watch = self.connection.interruptions, LeaseWatch(0.0)
+        first: Lease | None = None
+        while True:
+            found = self.connection.execute("HMGET", fence, "holder", "beats", "lease")
+            holder, beats, lease = (text(value or b"") for value in found)
+            lease_s = int(lease) / 1000 if is_number(lease) else 0.0
+            now = Lease("learner", holder, int(beats) if is_number(beats) else -1)
+            if holder in harmless or not 0 < lease_s <= _DAY_S or now != (first or now):
+                return "-"
+            if first is None or self.connection.interruptions != known:
+                known, watch = self.connection.interruptions, LeaseWatch(lease_s)
+            if first is None:
+                log.info(f"Waiting up to {lease_s:g} s for a sign of the learner {short(holder)}.")
+            first = now
+            if watch.look([now]):
+                return beats
+            if self.connection.stopping.wait(_LOOK_S):
+                return "-"
 
     @property
     def _all_keys(self) -> list[str]:
@@ -186,7 +224,17 @@ class LearnerQueue:
         """
         flat = [part for ticket, state in ends.items() for part in (ticket, state)]
         keys = [self.keys.open, self.keys.ledger, self.keys.outcomes_for(purpose)]
-        return int(self._fenced("close", keys, [len(ends), *flat, *entries]))
+        return int(self._fenced("close", keys, [self.journal_length, len(ends), *flat, *entries]))
+
+    def own(self, folder: str = "") -> None:
+        """Say that this incarnation is claimed in `folder`, HOST:PATH; "" repeats it for a new server.
+
+        Each `close` then says how much of its journal counts. Raise RunTaken, ServerUnavailable or
+        another error of Connection.call.
+        """
+        self._folder = folder or self._folder
+        if self._folder:
+            self._fenced("own", [], [self._folder, self.journal_length])
 
     def publish_contract(self, contract: bytes) -> None:
         """Store the encoded contract for actors and rewarders.

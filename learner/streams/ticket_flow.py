@@ -100,6 +100,7 @@ class TicketFlow:
         """
         self._restarts, self._queue.damaged = self._connection.restarts, False
         self._queue.claim(self._nonce, holder_name())
+        self._queue.own()
         self._queue.publish_contract(encode(self._plan.contract))
         self._queue.set_state("running")
         if self._ledger.unrecorded:

@@ -264,6 +264,30 @@ def test_a_request_whose_lease_is_lost_is_aborted_and_not_handed_off(
     assert a_run.groups() == {}
 
 
+def test_a_finished_group_is_not_taken_away_while_the_server_has_no_room(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0))
+    unlucky = a_run.stream("unlucky")
+    for _ in range(2):
+        unlucky.fail(unlucky.take(1)[0], "train", "no luck")
+    engine = FakeEngine(token_delay_s=0.05)
+    other = a_run.stream("another")
+    try:
+        start_actor(engine)
+        wait_until(lambda: engine.requests, "the last attempt, alone")
+        a_run.connection.execute("CONFIG", "SET", "maxmemory", 1)
+        ends = time.monotonic() + 3 * LEASE_S
+        while time.monotonic() < ends:
+            assert other.reclaim(1) == []
+            time.sleep(0.02)
+    finally:
+        a_run.connection.execute("CONFIG", "SET", "maxmemory", 0)
+    wait_until(lambda: list(a_run.groups()) == ["train:0"], "the group")
+    assert a_run.verdicts() == {}
+
+
 def test_the_last_attempt_runs_alone(a_run: Run, start_actor: StartActor) -> None:
     a_run.announce(0)
     a_run.issue(a_run.ticket(2))

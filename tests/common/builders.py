@@ -131,7 +131,7 @@ class Run:
 
         Attempts are left out where nobody works any more: a last failure may be counted twice.
         """
-        totals, places = self.view.audit()
+        totals, places, _ = self.view.audit()
         attempts = {
             place.ticket: place.attempts for place in places if place.stream in self.keys.work_streams
         }

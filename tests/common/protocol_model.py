@@ -53,11 +53,10 @@ class Contents:
 
 
 class ServerModel:
-    """A queue server; `young` until it has been up for one lease (rule 15)."""
+    """A queue server."""
 
     def __init__(self) -> None:
         self.now = Contents()
-        self.young = False
         self._uids = itertools.count()
 
     def find(self, stream: str, uid: int) -> Item | None:
@@ -144,8 +143,6 @@ class ServerModel:
         self, stream: str, consumer: str, count: int, most: int
     ) -> list[tuple[int, str, bytes, int, bool]]:
         self._ready()
-        if self.young:
-            return []
         late = [item for item in self.now.streams[stream] if item.late][:count]
         for item in late:
             item.holder, item.late = consumer, False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import GROUP, Keys
+from penstock.common.broker.lease_watch import Lease, LeaseWatch
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.errors import RunNotReady, RunTaken
@@ -35,10 +36,9 @@ from tests.common.protocol_model import (
     ServerModel,
     purpose_of,
 )
-from tests.helpers import ALONE
+from tests.helpers import is_alone
 
 MOST_ATTEMPTS = 3
-LEASE_MS = 1_000_000  # leases run out when the machine says so, never by themselves
 CONSUMERS = {
     "tickets": ("actor-1", "actor-2"),
     "eval_tickets": ("actor-1", "actor-2"),
@@ -56,7 +56,6 @@ local i = {len(STREAMS)}
 return {{streams, redis.call('XRANGE', KEYS[i + 1], '-', '+'), redis.call('HGETALL', KEYS[i + 2]),
   redis.call('HGETALL', KEYS[i + 3]), redis.call('HGET', KEYS[i + 4], 'incarnation')}}
 """
-LATER = f"redis.call('XCLAIM', KEYS[1], '{GROUP}', ARGV[1], 0, ARGV[2], 'IDLE', ARGV[3], 'JUSTID')"
 DUMP = "local all = {} for i, k in ipairs(KEYS) do all[i] = redis.call('DUMP', k) end return all"
 RESTORE = """
 for i, k in ipairs(KEYS) do
@@ -66,13 +65,20 @@ end
 """
 
 
-class ClockedConnection(Connection):
-    """A connection to a server that has been up for as long as the test says."""
+class WorldWatch(LeaseWatch):
+    """In place of a worker's watch: leases run out when the machine says so, for all workers at once.
 
-    up_ms = LEASE_MS
+    It also names leases that were renewed after they had run out, which the server must refuse.
+    """
 
-    def uptime(self) -> tuple[str, int]:
-        return super().uptime()[0], self.up_ms
+    def __init__(self, world: ProtocolWorld, stream: str) -> None:
+        super().__init__(1.0)
+        self._world, self._stream = world, stream
+
+    def look(self, leases: Iterable[Lease]) -> list[Lease]:
+        present = list(leases)
+        ran_out = [lease for lease in self._world.ran_out[self._stream] if lease not in present]
+        return [one for one in present if one in self._world.ran_out[self._stream]] + ran_out
 
 
 @dataclass
@@ -100,10 +106,10 @@ class ProtocolWorld(RuleBasedStateMachine):
     numbers = itertools.count()
     steps: ClassVar[Counter[str]] = Counter()
 
-    def __init__(self, connection: ClockedConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         super().__init__()
         self.connection = connection
-        self.connection.up_ms = LEASE_MS
+        self.ran_out: dict[str, list[Lease]] = {name: [] for name in WORK}
         self.keys = Keys(f"machine-{next(self.numbers)}")
         self.names = {getattr(self.keys, name): name for name in STREAMS}
         self.view = RunView(connection, self.keys)
@@ -145,9 +151,10 @@ class ProtocolWorld(RuleBasedStateMachine):
             holders = {entry.decode(): holder.decode() for entry, holder, _, _ in pending}
             found = [(f[1].decode(), f[3], holders.pop(i.decode(), "")) for i, f in entries]
             assert found == [(item.ticket, item.payload, item.holder) for item in now.streams[name]]
-            late = {i.decode() for i, _, idle_ms, _ in pending if idle_ms >= LEASE_MS}
+            held = [Lease(i.decode(), who.decode(), count) for i, who, _, count in pending]
+            late = {one.entry for one in held if one in self.ran_out.get(name, [])}
             assert late == {self.ids[item.uid] for item in now.streams[name] if item.late}
-            alone = {i.decode() for i, _, _, deliveries in pending if deliveries > ALONE}
+            alone = {one.entry for one in held if is_alone(one.deliveries)}
             assert alone == {self.ids[item.uid] for item in now.streams[name] if item.alone}
             assert not holders, f"pending, and gone: {holders}"
             for item, (entry, _) in zip(now.streams[name], entries, strict=True):
@@ -166,7 +173,7 @@ class ProtocolWorld(RuleBasedStateMachine):
     def _check_one_place(self, streams: dict[str, list]) -> None:
         """Without the model: an open ticket has one entry, no other has any, and the books balance."""
         found = Counter(fields[1].decode() for entries in streams.values() for _, fields in entries)
-        totals, places = self.view.audit()
+        totals, places, _ = self.view.audit()
         assert set(found) <= {place.ticket for place in places}
         for place in places:
             there = [entry.decode() for entry, _ in streams[self.names[place.stream]]]
@@ -193,7 +200,9 @@ class ProtocolWorld(RuleBasedStateMachine):
 
     def _worker(self, stream: str, name: str) -> WorkStream:
         key = getattr(self.keys, stream)
-        return WorkStream(self.connection, self.keys, key, name, LEASE_MS / 1000, MOST_ATTEMPTS)
+        worker = WorkStream(self.connection, self.keys, key, name, 1.0, MOST_ATTEMPTS)
+        worker._watch = WorldWatch(self, stream)
+        return worker
 
     def _new_learner(self, incarnation: int) -> tuple[Learner, LearnerModel]:
         return (
@@ -212,7 +221,7 @@ class ProtocolWorld(RuleBasedStateMachine):
         """Join again; then server and books agree on every ticket."""
         self._agree(self.learner.join, self.learner_model.join)
         self.repair_due, self.calm = False, 0
-        totals, places = self.view.audit()
+        totals, places, _ = self.view.audit()
         assert {place.ticket for place in places} == set(self.learner.ledger.open)
         assert +Counter(totals) == +self.learner.ledger.totals
         self.misissued.clear()
@@ -355,9 +364,13 @@ class ProtocolWorld(RuleBasedStateMachine):
     def _let_leases_run_out(self, taken: list[tuple[str, Item]]) -> None:
         for stream, item in taken:
             key, entry = getattr(self.keys, stream), self.ids[item.uid]
-            self.connection.execute("EVAL", LATER, 1, key, item.holder, entry, 10 * LEASE_MS)
+            rows = self.connection.call("leases", [self.keys.fence, key], [])
+            self.ran_out[stream] += [
+                Lease(entry, holder.decode(), count)
+                for at, holder, count in rows
+                if at.decode() == entry
+            ]
             item.late = True
-        self.connection.up_ms, self.model.young = LEASE_MS, False
         self._check_server()
 
     def _mark_alone(self, hand: Hand) -> None:

@@ -74,7 +74,7 @@ class Table:
         held, moved = actor.take(2)
         actor.handoff(moved, KEYS.rollouts, b"group")
         (group,) = rewarder.take(1)
-        return {"HELD": held.id, "GROUP": group.id, "SERVER": self._connection.uptime()[0]}
+        return {"HELD": held.id, "GROUP": group.id, "SERVER": self._connection.server_id}
 
 
 def arguments_of(command: str, names: dict[str, str], entries: dict[str, str]) -> list[str]:

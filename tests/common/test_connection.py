@@ -7,8 +7,9 @@ import pytest
 import redis
 import structlog
 
-from penstock.common.broker.connection import Connection, _raise_translated
+from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.replies import raise_unless_passing
 from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
 from tests.common.builders import Run
 from tests.helpers import wait_until, wait_until_written
@@ -130,7 +131,7 @@ def test_a_stream_that_is_deleted_while_it_is_waited_for_is_a_run_that_is_not_re
 @pytest.mark.parametrize("code", ["UNBLOCKED the stream key no longer exists", "NOGROUP No such key"])
 def test_both_answers_mean_the_same(code: str) -> None:
     with pytest.raises(RunNotReady, match="not set the run up"):
-        _raise_translated(redis.exceptions.ResponseError(code), "redis://x")
+        raise_unless_passing(redis.exceptions.ResponseError(code), "redis://x")
 
 
 # Several calls in one round trip

@@ -90,16 +90,30 @@ def test_a_history_in_which_every_reply_is_lost_once_ends_as_without_losses(
     assert str(found) == str(calm).replace(run_name + "-calm", run_name)
 
 
-def test_entries_whose_delivery_was_lost_come_back_through_the_lease(
+def test_entries_whose_delivery_was_lost_are_taken_at_once_and_uncounted(
+    lossy_run: Run, proxy: LossyProxy
+) -> None:
+    lossy_run.issue(1, 2, 3)
+    worker = lossy_run.actor()
+    (known,) = worker.take(1)
+    proxy.lose_reply_to(b"XREADGROUP")
+    found = worker.take(1)
+    assert proxy.lost == 1
+    assert [(entry.ticket, entry.attempts) for entry in found] == [
+        ("train:1", 0), ("train:2", 0), ("train:3", 0)
+    ]  # fmt: skip
+    assert found[0] == known
+    assert lossy_run.actor("other").take(1) == []
+
+
+def test_a_delivery_that_was_lost_with_its_process_comes_back_through_the_lease(
     lossy_run: Run, proxy: LossyProxy
 ) -> None:
     lossy_run.issue(1)
-    worker = lossy_run.actor()
-    proxy.lose_reply_to(b"XREADGROUP")
-    assert worker.take(1) == []
-    assert proxy.lost == 1
-    (entry,) = wait_until(lambda: worker.reclaim(1), "the lease of the lost delivery to run out")
-    assert entry.ticket == "train:1"
+    lossy_run.actor("dead").take(1)
+    other = lossy_run.actor()
+    (entry,) = wait_until(lambda: other.reclaim(1), "the lease to run out")
+    assert (entry.ticket, entry.attempts) == ("train:1", 1)
 
 
 def test_entries_whose_takeover_was_lost_come_back_through_the_lease(

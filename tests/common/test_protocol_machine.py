@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
+from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.work_stream import BEGINNING
 from penstock.common.wire.messages import Version, Weights
@@ -28,7 +29,6 @@ from tests.common.protocol_world import (
     DUMP,
     MOST_ATTEMPTS,
     RESTORE,
-    ClockedConnection,
     Hand,
     ProtocolWorld,
     Snapshot,
@@ -350,10 +350,13 @@ class ProtocolMachine(ProtocolWorld):
             "EVAL", RESTORE, len(self.keys.all), *self.keys.all, *(key or b"" for key in snapshot.keys)
         )
         self.model.now = deepcopy(snapshot.model)
+        for stream in WORK:  # whoever saw a lease unchanged before begins anew
+            self.ran_out[stream].clear()
+            for item in self.model.now.streams[stream]:
+                item.late = False
         self.misissued |= snapshot.misissued
         if leases_run_out:
             self._let_leases_run_out(self._leased())
-        self.connection.up_ms, self.model.young = 0, True
         self.repair_due, self.calm = True, 0
         killed_ms = self._now_ms()
         while self._now_ms() <= killed_ms:
@@ -368,7 +371,7 @@ class ProtocolMachine(ProtocolWorld):
 
 
 def test_every_history_is_one_the_model_allows(queue_server: LocalServer) -> None:
-    connection = ClockedConnection(queue_server.url, 10, 10)
+    connection = Connection(queue_server.url, 10, 10)
     ProtocolMachine.steps.clear()
     run_state_machine_as_test(
         lambda: ProtocolMachine(connection),
@@ -389,7 +392,7 @@ def test_work_that_is_given_back_after_its_last_attempt_keeps_its_attempts(
     queue_server: LocalServer,
 ) -> None:
     """Three attempts failed, the last one alone. A lease lost in company changes nothing then."""
-    machine = ProtocolMachine(ClockedConnection(queue_server.url, 10, 10))
+    machine = ProtocolMachine(Connection(queue_server.url, 10, 10))
     machine.issue(1)
     machine.take(0, 1)
     machine.kill_every_worker(0, 0, marked=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 
 import pytest
 import structlog
@@ -222,24 +224,18 @@ def test_a_wait_in_vain_is_reported_every_30_seconds(clock: Clock) -> None:
 
 def test_a_second_learner_is_refused_while_the_first_ones_lease_lives(run: Run) -> None:
     run.learner.claim("nonce", "process 7 on here", lease_s=30.0)
-    with pytest.raises(RunTaken, match=r"process 7 on here \(incarnation 1\) holds run .*, last seen 0"):
+    threading.Timer(0.5, run.learner.beat, [30.0, "waiting"]).start()
+    with pytest.raises(RunTaken, match=r"process 7 on here \(incarnation 1\) holds run .* 30 s lives"):
         LearnerQueue(run.connection, run.keys, 2).claim("nonce", "process 7 on there", 30.0)
     assert run.view.incarnation() == 1
     run.learner.beat(30.0, "waiting")
 
 
 def test_a_lease_that_ran_out_lets_the_next_learner_in(run: Run) -> None:
-    run.learner.claim("nonce", "first", lease_s=0.05)
-    second = LearnerQueue(run.connection, run.keys, 2)
-
-    def let_in() -> bool:
-        try:
-            second.claim("nonce", "second", 30.0)
-        except RunTaken:
-            return False
-        return True
-
-    wait_until(let_in, "the lease to run out")
+    run.learner.claim("nonce", "first", lease_s=0.5)
+    began = time.monotonic()
+    LearnerQueue(run.connection, run.keys, 2).claim("nonce", "second", 30.0)
+    assert time.monotonic() - began > 0.5
     with pytest.raises(RunTaken, match="incarnation 2"):
         run.learner.beat(30.0, "back again")
     assert run.view.learner().holder == "second"

@@ -33,13 +33,13 @@ _LIMIT_S = 90.0
 """Four deaths cost four leases, one after the other at worst."""
 
 _WORKERS = (
-    "GET", "HMGET", "XREADGROUP", "reclaim", "renew", "handoff", "put_back", "mark_alone", "bury",
-    "remove_consumer", "drop", "HINCRBYFLOAT", "TIME", "HSET", "HDEL",
+    "GET", "HMGET", "XREADGROUP", "leases", "reclaim", "renew", "handoff", "put_back", "mark_alone",
+    "bury", "remove_consumer", "drop", "HINCRBYFLOAT", "TIME", "HSET", "HDEL",
 )  # fmt: skip
 COMMANDS: dict[str, tuple[str, ...]] = {
     "learner": (
-        "HGET", "HMGET", "FUNCTION", "claim", "beat", "put", "places", "close", "set_totals", "issue",
-        "outcomes", "drop", "restore", "TIME", "HSET", "HSCAN",
+        "GET", "HGET", "HMGET", "TYPE", "FUNCTION", "claim", "own", "beat", "put", "places", "close",
+        "set_totals", "issue", "outcomes", "drop", "restore", "TIME", "HSET", "HSCAN",
     ),
     "actor": _WORKERS,
     "rewarder": _WORKERS,
@@ -117,6 +117,9 @@ def die_at(folder: Path, deaths: list[Death]) -> list[dict]:
         for role, place, passage in deaths
     }
     by_role = {role: [one for (at, _), one in armed.items() if at == role] for role in ROLES}
+    for role, place, _ in deaths:
+        if place.startswith("reclaim."):  # there is nothing to reclaim before one has died with its work
+            by_role[role].insert(0, Armed("handoff.before", 2, home / f"{role}-first.fired"))
     verdict = World(home, by_role, limit_s=_LIMIT_S).run()
     results = []
     for role, place, passage in deaths:

@@ -115,7 +115,7 @@ METRICS = [
     }
     for step in range(1, 6)
 ]  # fmt: skip
-AUDIT = Audit("demo", 7_001, {"trained": 320, "filtered": 81, "stale": 0, "evaluated": 6_600}, ())
+AUDIT = Audit("demo", 7_001, {"trained": 320, "filtered": 81, "stale": 0, "evaluated": 6_600}, 0, ())
 
 
 def assert_readable(out: str) -> None:
@@ -152,7 +152,7 @@ def test_the_audit_counts_what_is_lost_and_what_is_there_twice(capsys, tmp_path)
         path = tmp_path / "completions" / f"completions_{step:05d}.parquet"
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     assert trained_twice(tmp_path) == 1
-    print_audit(Audit("demo", 6, {"trained": 4}, ()), 1)
+    print_audit(Audit("demo", 6, {"trained": 4}, 0, ()), 1)
     out = capsys.readouterr().out
     assert "2 lost, 1 twice" in out
     assert "Fault: 6 tickets were issued, but 4 ended and 0 are in flight: 2 missing." in out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +20,7 @@ from penstock.common.files.run_folder import RunFolder
 from penstock.common.monitor import watch as watch_module
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.watch import Looks, RunWatch
-from penstock.deploy.child import Report
+from penstock.deploy.child import Child, Report, Service
 from penstock.deploy.showing import live
 from penstock.deploy.showing.ending import LastWords, format_ending, print_ending
 from penstock.deploy.showing.live import Heartbeat, LiveScreen, is_live, line_for_people
@@ -254,6 +256,34 @@ def test_a_failed_run_ends_with_the_error_and_its_log(tmp_path: Path) -> None:
     assert f"Its log: {tmp_path / 'learner.1.log'}" in text
     assert "of something else" not in text
     assert len(passed) == 7
+
+
+def test_a_process_that_starts_again_after_an_error_is_read_on(tmp_path: Path) -> None:
+    words = LastWords()
+    words(line("learner.1", "learner: ServerUnavailable: the queue server does not answer"))
+    words(Report("learner.1", "ended", "Ended with exit code 69. It starts again in 1 s."))
+    words(Report("learner.1", "started", "Started as process 2."))
+    words(line("learner.1", "reading the data set"))
+    words(line("learner.1", "  an indented line"))
+    words(Report("learner.1", "ended", "Killed by SIGKILL. The run stops."))
+    assert "its output names no error" in words.describe(tmp_path)
+
+
+def test_an_error_of_a_receiver_does_not_end_the_reader_of_a_process() -> None:
+    """The process would be ended by SIGPIPE."""
+    found: list[str] = []
+
+    def receive(report: Report) -> None:
+        if report.kind == "output":
+            found.append(report.text)
+            raise KeyError(report.child)
+
+    command = [sys.executable, "-c", "for n in range(9): print(n, flush=True)"]
+    child = Child(Service("it", tuple(command), 0), 1, receive)
+    child.start(os.environ)
+    assert child._process is not None
+    wait_until(lambda: len(found) == 9, "all lines")
+    assert wait_until(lambda: child.reap() is not None, "the end")
 
 
 def test_an_error_of_many_lines_is_cut(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.files.lock import hold_lock
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.phases import Phases
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.reward_spec import RewardSpec
+from penstock.learner.streams.heartbeat import Heartbeat
 from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.e2e.forked import Forked
 from tests.e2e.site import ROOT, make_model, write_questions
@@ -77,13 +79,14 @@ class Runner:
     def run_folder(self) -> Path:
         return self.folder / self.variables["RUN_NAME"]
 
-    def lead_from(self, holder: str) -> None:
+    def lead_from(self, holder: str) -> LearnerQueue:
         """Have another process hold the run's lease."""
         self.run_folder.mkdir()
         (self.run_folder / "nonce").write_text("nonce")
         connection = Connection(self.variables["REDIS_URL"], 10, 10)
-        LearnerQueue(connection, Keys(self.variables["RUN_NAME"]), 1).claim("nonce", holder, 3600.0)
-        connection.close()
+        queue = LearnerQueue(connection, Keys(self.variables["RUN_NAME"]), 1)
+        queue.claim("nonce", holder, 3600.0)
+        return queue
 
     def publish_contract(self, model: Path, tokenizer_hash: str) -> None:
         connection = Connection(self.variables["REDIS_URL"], 10, 10)
@@ -201,12 +204,13 @@ def test_a_second_learner(runner):
 
 
 def test_a_second_learner_on_another_host(runner):
-    runner.lead_from("process 7 on elsewhere")
-    assert_error(
-        runner.run("learner"), 73,
-        f"process 7 on elsewhere (incarnation 1) holds run {runner.variables['RUN_NAME']}, last seen",
-        "stop it, or wait until its lease of 3600 s has run out",
-    )  # fmt: skip
+    heartbeat = Heartbeat(runner.lead_from("process 7 on elsewhere"), Phases(), 3600.0, 600.0)
+    with heartbeat:
+        assert_error(
+            runner.run("learner"), 73,
+            f"process 7 on elsewhere (incarnation 1) holds run {runner.variables['RUN_NAME']}",
+            "its lease of 3600 s lives; stop it, or wait",
+        )  # fmt: skip
     assert not list(runner.run_folder.glob("claims/*.json"))  # it would cut off the other one's journal
 
 

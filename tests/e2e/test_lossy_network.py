@@ -1,4 +1,4 @@
-"""A whole run over a network that loses every 20th reply: the server did it, nobody hears."""
+"""A whole run over a network that loses replies, and with a server that refuses what it is asked."""
 
 from __future__ import annotations
 
@@ -27,4 +27,59 @@ def test_a_run_that_loses_every_20th_reply_ends_as_any_other(tmp_path, private_s
     verdict = judge(site.run_folder)
     assert verdict["faults"] == []
     assert (verdict["steps"], verdict["states"]["trained"]) == (20, 80)
+    assert "dead" not in verdict["states"]
+
+
+REFUSALS = (
+    b"-READONLY You can't write against a read only replica.\r\n",
+    b"-NOREPLICAS Not enough good replicas to write.\r\n",
+    b"-BUSY Redis is busy running a script.\r\n",
+)
+STRANGE = b"-STRANGE words of a server\r\n"
+SLOW = """import time
+
+def slow(completions, **_):
+    time.sleep(1.5)
+    return [1.0] * len(completions)
+"""
+THREADS = (
+    (b"penstock_2_beat",),
+    (b"penstock_2_renew", b":tickets"),
+    (b"penstock_2_renew", b":rollouts"),
+)
+LOOPS = (
+    (b"penstock_2_outcomes",), (b"penstock_2_issue",), (b"penstock_2_close",), (b"penstock_2_put",),
+    (b"XREADGROUP", b":tickets"), (b"XREADGROUP", b":rollouts"), (b"penstock_2_handoff", b":scored"),
+)  # fmt: skip
+
+
+def test_a_run_whose_server_refuses_for_a_while_ends_as_any_other(tmp_path, private_server):
+    """Each thread of each role meets each refusal, and one that nobody knows."""
+    reward = tmp_path / "slow.py"
+    reward.write_text(SLOW)
+    with LossyProxy(private_server.url) as network:
+        site = ForkedSite(
+            tmp_path, FAKE_PROCFILE, REDIS_URL=network.url, LEARNER_MAX_STEPS="6", RUN_LEASE_S="2",
+            RUN_MAX_ATTEMPTS="9", FAKE_TOKEN_DELAY_S="0.05", LEARNER_REWARDS=f"{reward}:slow",
+            LEARNER_EVAL_DATASET="", REWARDER_WORKERS="4",
+        )  # fmt: skip
+        site.start()
+        try:
+            site.wait_for(lambda: site.steps() >= 1, "a first step")
+            for patterns in THREADS + LOOPS:
+                for refusal in REFUSALS:
+                    network.answer(*patterns, reply=refusal)
+            for patterns in THREADS:
+                network.answer(*patterns, reply=STRANGE)
+            site.wait_for(lambda: not network.unanswered, "all refusals to be met")
+            assert not any("exit code" in line for line in site.lines)
+            network.answer(b"penstock_2_outcomes", reply=STRANGE)
+            assert site.wait(600) == 0, "\n".join(site.lines[-40:])
+        finally:
+            site.stop()
+    assert network.unanswered == []
+    assert sum("STRANGE" in line for line in site.lines) >= 4
+    verdict = judge(site.run_folder)
+    assert verdict["faults"] == []
+    assert (verdict["steps"], verdict["states"]["trained"]) == (6, 24)
     assert "dead" not in verdict["states"]

@@ -67,7 +67,7 @@ def test_nothing_of_a_superseded_learner_enters_the_run(tmp_path: Path) -> None:
             assert second.wait(120) == 0
         assert actor.wait(30) == rewarder.wait(30) == 0
         said = first.stdout.read()
-        totals, places = view.audit()
+        totals, places, _ = view.audit()
         connection.close()
     assert "of the learner holds the run" in said
     assert (totals["trained"], places) == (STEPS * 4, [])

@@ -188,11 +188,10 @@ class InjectedRun(Bench):
         """The run's keys by name, and the place, entry and version of train:2."""
         place = self.connection.execute("HGET", KEYS.open, "train:2") or b"||"
         _, entry, version = place.decode().split("|")
-        server, _ = self.connection.uptime()
         return {
             **vars(KEYS),
             "place": place.decode(),
             "entry": entry,
             "version": version,
-            "server": server,
+            "server": self.connection.server_id,
         }

@@ -12,6 +12,7 @@ from blake3 import blake3
 from structlog.testing import capture_logs
 
 from penstock.common.errors import ConfigError
+from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal import segments
 from penstock.common.journal.claims import Position, read_claims
@@ -244,10 +245,14 @@ def test_a_row_of_another_form_is_left_out(tmp_path: Path, line: str) -> None:
     recorder.metrics(1, {"reward": 0.5})
     row = {"step": 0, "version": "1.0", "questions": 1}
     for name in ("metrics.jsonl", "evaluations.jsonl"):
-        rows = [json.dumps(row | {"step": 1}), line, json.dumps(row)]
+        rows = [json.dumps(row), line, json.dumps(row | {"step": 1}), line]
         (tmp_path / name).write_text("".join(f"{one}\n" for one in rows))
     (tmp_path / "evaluations.jsonl").open("a").write('{"step": 3, "version": [], "questions": 1}\n')
-    recorder.cut_after(1)
+    recorder.cut_after(0)
     assert recorder.evaluated_steps() == {0, 1}
-    found = [json.loads(one)["step"] for one in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert found == [1, 0]
+    assert [row["step"] for row in read_json_lines(tmp_path / "metrics.jsonl")] == [0]
+    recorder.metrics(1, {"reward": 0.5})
+    recorder.cut_after(1)
+    assert [row["step"] for row in read_json_lines(tmp_path / "metrics.jsonl")] == [0, 1]
+    evaluations = read_json_lines(tmp_path / "evaluations.jsonl", version=str)
+    assert [row["step"] for row in evaluations] == [0, 1]

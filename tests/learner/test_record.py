@@ -9,6 +9,7 @@ import pytest
 from pyarrow import parquet
 from structlog.testing import capture_logs
 
+from penstock.common.files.atomic import read_json_lines, read_row
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.ids import TicketId
@@ -196,7 +197,7 @@ def test_a_damaged_row_takes_no_other_along(recorder, tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text().replace('"step": 2', '"step: 2'))
     recorder.cut_after(3)
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
+    assert [row["step"] for row in read_json_lines(path)] == [1, 3]
 
 
 def test_the_time_of_each_step_is_recorded_by_what_the_learner_did(run):
@@ -209,3 +210,21 @@ def test_the_time_of_each_step_is_recorded_by_what_the_learner_did(run):
         assert all(row[f"perf/learner/{phase}_cpu_s"] >= 0 for phase in phases)
         assert row["perf/version_bytes"] == len("weights")
     assert "perf/learner/recording_the_step_s" in rows[1]
+
+
+def test_a_resume_reads_no_more_of_a_long_run_than_its_end(recorder, tmp_path, monkeypatch):
+    for step in range(300):
+        recorder.metrics(step, {"reward": 0.5})
+        recorder.evaluation(evaluated(step, "1", "2"), [{}, {}], {})
+    half = (tmp_path / "evaluations.jsonl").read_bytes()[:-7]
+    (tmp_path / "evaluations.jsonl").write_bytes(half)
+    read = []
+    monkeypatch.setattr(
+        "penstock.learner.report.recorder.read_row",
+        lambda line, **fields: read.append(line) or read_row(line, **fields),
+    )
+    recorder.cut_after(297)
+    assert recorder.evaluated_steps() == {297, 298}
+    assert len(read) < 20
+    assert [row["step"] for row in read_json_lines(tmp_path / "metrics.jsonl")] == [*range(298)]
+    assert len(read_json_lines(tmp_path / "evaluations.jsonl")) == 2 * 299

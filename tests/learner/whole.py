@@ -150,6 +150,6 @@ class Run:
 
     def check(self):
         assert judge(self.folder)["faults"] == []
-        totals, places = RunView(self.connection, self.keys).audit()
+        totals, places, _ = RunView(self.connection, self.keys).audit()
         assert not places
         assert totals["issued"] == sum(totals.values()) - totals["issued"]

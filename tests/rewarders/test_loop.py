@@ -252,7 +252,7 @@ def test_a_last_attempt_is_made_alone(
     run.hand_in("train:2", "4", "five")
     with rewarder(workers=3):
         wait_until(lambda: runs_alone(connection, keys.rollouts), "the attempt made alone")
-        _, places = RunView(connection, keys).audit()
+        _, places, _ = RunView(connection, keys).audit()
         assert {place.ticket for place in places if place.stream == keys.scored} == {"train:0"}
         outcomes = run.outcomes("train", 3)
     order = [outcome.group.ticket.id for outcome in outcomes if isinstance(outcome, ScoredGroup)]

@@ -1,0 +1,68 @@
+"""Whether the run's folder is the newest one: the run may have gone on in a copy of it."""
+
+import socket
+
+from penstock.common.broker.run_view import RunView
+from penstock.common.errors import ConfigError, OtherRelease
+from penstock.common.files.run_folder import RunFolder
+from penstock.common.journal.claims import read_claims
+from penstock.common.journal.segments import list_segments
+from penstock.common.log import get_logger
+from penstock.common.text import short
+from penstock.common.wire.codec import decode
+from penstock.common.wire.contract import Contract
+from penstock.learner.state.incarnations import FENCE_JUMP
+
+log = get_logger(__name__)
+
+
+def name_of(folder: RunFolder) -> str:
+    """Return how a run's folder is named on the queue server, for people: HOST:PATH."""
+    return f"{socket.gethostname()}:{folder.path}"
+
+
+def check_not_older(folder: RunFolder, view: RunView) -> None:
+    """Raise ConfigError if the run went on in another folder, of which this one is an older copy.
+
+    The queue server knows the last claim that was written to the run's folder, and how much of its
+    journal was acknowledged. A server that knows nothing, as it was emptied, is logged. Numbers that no
+    learner wrote are ignored. Raise ConfigError too for a damaged claim, or ServerUnavailable.
+    """
+    claims = read_claims(folder)
+    incarnation, length, other = view.newest_folder()
+    if not incarnation or incarnation > max(claims, default=0) + FENCE_JUMP:
+        if claims:
+            log.info(
+                "The queue server does not know how far the run came: an older copy would not show."
+            )
+        return
+    there = max((segment.end for segment in list_segments(folder, incarnation)), default=0)
+    if incarnation not in claims:
+        lack = f"lacks the file of incarnation {incarnation} in {folder.claims}"
+    elif there < length:
+        lack = f"has {there} of the {length} bytes that incarnation {incarnation} wrote to its journal"
+    else:
+        return
+    raise ConfigError(
+        f"{name_of(folder)} is an older copy: it {lack}. The run went on in {short(other, 500)}: start "
+        "the learner there. To give up what was trained since, and go on from here, stop all processes "
+        f"of the run and type `queues discard {folder.path.name}` first"
+    )
+
+
+def check_release(view: RunView) -> None:
+    """Raise OtherRelease if the server holds open tickets of another wire schema than this release's.
+
+    Their groups could not be read. Raise ServerUnavailable or another error of Connection.execute.
+    """
+    data = view.contract()
+    try:
+        if data is not None:
+            decode(data, Contract)
+    except OtherRelease as error:
+        if count := view.open_tickets():
+            raise OtherRelease(
+                f"{error}, and {count} of its tickets are open. Let that release end the run. Or stop "
+                "all processes of the run and type `queues discard` with its name: what lies on the "
+                "server is sampled again, and nothing that was trained is lost"
+            ) from error

@@ -1,0 +1,97 @@
+"""A run that went on in a copy of its folder does not go on in the older one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import structlog
+
+from penstock.common.broker.run_view import RunView
+from penstock.common.errors import ConfigError, ContractMismatch, OtherRelease, PenstockError
+from penstock.common.files.run_folder import RunFolder
+from penstock.common.wire import codec
+from penstock.common.wire.codec import decode, encode
+from penstock.common.wire.contract import Contract
+from penstock.learner.state.copies import check_not_older, check_release, name_of
+from tests.learner.test_flow import Bench
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "copy")
+
+
+def run_in(folder: Path, connection, keys) -> Bench:
+    """The next learner of the run, in a folder, as far as a first batch."""
+    bench = Bench(folder, connection, keys)
+    bench.queue.own(name_of(RunFolder(folder)))
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    bench.work()
+    return bench
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["a longer journal", "a newer claim"])
+def test_an_older_copy_is_refused_and_both_folders_are_named(
+    tmp_path, connection, keys, copy, restarted
+):
+    newest = tmp_path / "newest"
+    newest.mkdir()
+    bench = run_in(newest, connection, keys)
+    view = RunView(connection, keys)
+    shutil.copytree(newest, copy.path)
+    check_not_older(copy, view)
+    if restarted:
+        bench = run_in(newest, connection, keys)
+        for segment in copy.journal.iterdir():
+            assert (newest / "journal" / segment.name).stat().st_size >= segment.stat().st_size
+    bench.train(0)
+    with pytest.raises(ConfigError, match="is an older copy") as caught:
+        check_not_older(copy, view)
+    for told in (name_of(copy), name_of(RunFolder(newest)), "queues discard"):
+        assert told in str(caught.value)
+    check_not_older(RunFolder(newest), view)
+
+
+def test_a_server_that_knows_nothing_is_told_of(tmp_path, connection, keys):
+    Bench(tmp_path, connection, keys)
+    with structlog.testing.capture_logs() as logs:
+        check_not_older(RunFolder(tmp_path), RunView(connection, keys))
+    assert "does not know" in logs[0]["event"]
+
+
+@pytest.mark.parametrize("claimed", ["5000", "x", "-1", "9" * 15])
+def test_numbers_that_no_learner_wrote_refuse_no_folder(tmp_path, connection, keys, claimed):
+    Bench(tmp_path, connection, keys)
+    connection.execute("HSET", keys.fence, "claimed", claimed, "journal", "10", "folder", "x")
+    check_not_older(RunFolder(tmp_path), RunView(connection, keys))
+
+
+def test_a_learner_that_was_killed_between_its_two_claims_is_followed(tmp_path, connection, keys):
+    run_in(tmp_path, connection, keys)
+    connection.execute("HSET", keys.fence, "incarnation", "2")  # and no file claims it
+    check_not_older(RunFolder(tmp_path), RunView(connection, keys))
+
+
+def test_a_run_of_another_release_is_not_taken_over_while_its_tickets_are_open(
+    tmp_path, connection, keys, monkeypatch
+):
+    bench = Bench(tmp_path, connection, keys)
+    bench.publish(0)
+    view = RunView(connection, keys)
+    check_release(view)
+    monkeypatch.setattr(codec, "SCHEMA", 3)
+    connection.execute("SET", keys.contract, encode(bench.plan.contract))
+    monkeypatch.undo()
+    check_release(view)  # no ticket is open
+    bench.flow.issue_tickets(0)
+    with pytest.raises(
+        OtherRelease, match=r"wire schema 3, expected .* 4 of its tickets are open"
+    ) as caught:
+        check_release(view)
+    assert caught.value.exit_code == ContractMismatch.exit_code
+    with pytest.raises(PenstockError) as workers:
+        decode(view.contract(), Contract)
+    assert workers.value.exit_code == caught.value.exit_code
