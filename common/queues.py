@@ -14,6 +14,7 @@ from rich.live import Live
 
 from penstock.common.broker.acl import default_folder, write_users
 from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import started_server
 from penstock.common.config.command import (
     CommandGroup,
@@ -31,13 +32,13 @@ from penstock.common.monitor.limit import LimitWatch
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.monitor.screen import render
 from penstock.common.monitor.snapshot import discard_run, read_audit, read_dead, read_status
-from penstock.common.monitor.status_text import format_audit, format_overview, format_status
+from penstock.common.monitor.status_text import format_audit, format_dead, format_overview, format_status
 from penstock.common.monitor.watch import Looks, RunWatch, heartbeat_line
 from penstock.common.role import stop_on_signals
 from penstock.common.text import one_line
 
 _WATCH_EVERY_S = 1.0
-_DEAD_SHOWN = 50
+_DEAD_SHOWN = 1000
 
 
 class QueueCommand(RunCommand, ResultCommand):
@@ -178,24 +179,32 @@ class Audit(QueueCommand):
         lines = [f"{head}\nrun {self.run.name}: {found.issued} tickets issued, {found.steps} steps"]
         lines += [f"  {state:<10}{count:>8}" for state, count in sorted(found.ended.items())]
         faults = found.faults()
-        total = found.ended.total()
-        balance = f"balances: {found.issued} = {total} ended + {found.open} open"
+        balance = f"balances: {found.issued} = {found.ended.total()} ended + {found.open} open"
         row = {"run": self.run.name, "issued": found.issued, "ended": found.ended, "open": found.open}
         text = "\n".join([*lines, f"  open      {found.open:>8}", *(faults or [balance])])
         return self.show(Result(text, [row | {"faults": faults}], 1 if faults else 0))
 
 
 class Dead(QueueCommand):
-    """Print the newest tickets that failed too often, each with the reason."""
+    """Print the newest tickets that failed too often, by reason.
+
+    A dead ticket has ended: its question comes again in the next epoch.
+    """
+
+    drop: CliToggleFlag[bool] = Field(
+        False, description="empty the list afterwards; the journal keeps what became of each ticket"
+    )
 
     def read(self, connection: Connection) -> Result:
-        """Return the dead tickets, newest first and at most 50, each with its reason. Exit code 0.
+        """Return the newest 1,000 dead tickets, with --drop for the last time. The exit code is 0.
 
-        The text has a line per ticket, or is "none". The objects have "ticket" and "reason". Raise
-        RunNotReady if the run is not on the server.
+        The text has a line per reason, the newest first, or is "none". The objects have "ticket" and
+        "reason", newest first. Raise RunNotReady if the run is not on the server.
         """
         found = read_dead(connection, self.run.name, _DEAD_SHOWN)
-        text = "\n".join(one_line(f"{ticket:<24}{reason}") for ticket, reason in found) or "none"
+        text = format_dead(found)
+        if self.drop:
+            connection.execute("DEL", Keys(self.run.name).dead)
         return Result(text, [{"ticket": ticket, "reason": reason} for ticket, reason in found])
 
 

@@ -18,7 +18,7 @@ from redis.connection import HiredisRespSerializer
 from redis.retry import Retry
 
 from penstock.common.broker.private_socket import check_listener
-from penstock.common.broker.replies import moves, raise_unless_passing
+from penstock.common.broker.replies import explain, moves, raise_unless_passing
 from penstock.common.broker.server_checks import check_files, check_handshake, check_not_open
 from penstock.common.config.redis_url import ServerAddress, parse_url
 from penstock.common.deadline import Deadline
@@ -322,19 +322,20 @@ class Connection:
         `size` is that of the command in bytes. Raise ServerUnavailable if the time is over, or if this
         process is told to stop.
         """
+        why = explain(cause)
         if lost.remaining_s == 0:
             raise ServerUnavailable(
-                f"the queue server at {self.address} did not answer for {lost.limit_s:g} s ({cause})"
+                f"the queue server at {self.address} did not answer for {lost.limit_s:g} s ({why})"
                 f"{_told_size(size)}; start it, or set REDIS_URL to one that runs"
             ) from cause
         if self.stopping.is_set():
             raise ServerUnavailable(
-                f"told to stop while the queue server at {self.address} did not answer ({cause}): "
+                f"told to stop while the queue server at {self.address} did not answer ({why}): "
                 "start the server, then this process again"
             ) from cause
         if report:
             wait = f"Waiting for the queue server at {self.address} for {lost.remaining_s:.0f} s more"
-            log.warning(shorten(f"{wait}: {cause}{_told_size(size)}"))
+            log.warning(shorten(f"{wait}: {why}{_told_size(size)}"))
         time.sleep(_RETRY_EVERY_S)
 
     def _notice_restart(self) -> None:

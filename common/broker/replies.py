@@ -53,6 +53,12 @@ def code_of(error: redis.exceptions.ResponseError) -> str:
     return code
 
 
+def explain(error: Exception) -> str:
+    """Return what a failed command says of the server: its text, for a known refusal its meaning too."""
+    known = PASSING.get(code_of(error)) if isinstance(error, redis.exceptions.ResponseError) else None
+    return f"{known}: {error}" if known else str(error)
+
+
 def moves(error: Exception) -> bool:
     """Return whether a refusal may come from a server that another one has replaced, at this address."""
     return isinstance(error, redis.exceptions.ResponseError) and code_of(error) in _MOVED

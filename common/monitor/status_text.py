@@ -1,5 +1,6 @@
 """A run's status and audit as text, for `queues` and the demo."""
 
+import re
 from collections.abc import Iterable
 
 from penstock.common.monitor.overview import Overview
@@ -7,6 +8,8 @@ from penstock.common.monitor.screen import COLUMNS, process_row
 from penstock.common.monitor.snapshot import Audit, RunStatus, StreamStatus
 from penstock.common.monitor.watch import heartbeat_line
 from penstock.common.text import one_line
+
+_REPORTED_BY = re.compile(r" \(reported by [^()]*\)$")
 
 
 def format_overview(now: Overview, sentence: str) -> str:
@@ -84,3 +87,21 @@ def format_audit(found: Audit, tickets: bool = True) -> str:
 def _join(lines: Iterable[str]) -> str:
     """Return the lines joined by line ends. Inside a line, unprintable letters are escaped."""
     return "\n".join(map(one_line, lines))
+
+
+def format_dead(dead: list[tuple[str, str]]) -> str:
+    """Return (ticket, reason) pairs as text: a line per reason, with how many and the first three.
+
+    Reasons are equal whichever rewarder reported them. The order is that of their first tickets. "none"
+    for no pairs.
+    """
+    groups: dict[str, list[str]] = {}
+    for ticket, reason in dead:
+        groups.setdefault(_REPORTED_BY.sub("", reason), []).append(ticket)
+    return (
+        _join(
+            f"{len(tickets):>5}  {', '.join(tickets[:3])}{', ...' if len(tickets) > 3 else ''}: {reason}"
+            for reason, tickets in groups.items()
+        )
+        or "none"
+    )

@@ -156,6 +156,27 @@ def test_dead_tickets_are_printed_as_json_one_per_line(
     assert {row["reason"] for row in rows} == {"killed three engines"}
 
 
+def test_dead_tickets_are_shown_by_reason_and_dropped_when_asked(
+    run: Run,
+    run_name: str,
+    queue_server: LocalServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("REDIS_URL", queue_server.url)
+    run.issue(1, 2, 3, 4, 5)
+    worker = run.actor()
+    for entry in worker.take(5):
+        who = f" (reported by rewarder-{entry.ticket[-1]})"
+        worker.bury(entry, "train", "another\nline" if entry.ticket == "train:3" else f"no file x{who}")
+    assert queues(["dead", "--drop", "--run.name", run_name]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "    4  train:5, train:4, train:2, ...: no file x", r"    1  train:3: another\nline"
+    ]  # fmt: skip
+    assert queues(["dead", "--run.name", run_name]) == 0
+    assert capsys.readouterr().out == "none\n"
+
+
 def test_queues_status_takes_the_runs_name_from_the_environment(
     busy: Run, run_name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

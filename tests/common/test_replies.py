@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
@@ -89,6 +90,15 @@ def test_what_does_not_pass_in_time_is_named(queue_server: LocalServer, line: st
         with pytest.raises(ServerUnavailable, match=r"for 0\.3 s"):
             impatient.execute("ECHO", "hello")
         impatient.close()
+
+
+def test_a_wait_says_what_the_refusal_means(behind: Connection, proxy: LossyProxy) -> None:
+    with structlog.testing.capture_logs() as logs:
+        for line, meaning in (("-READONLY You can't write", "replica"), ("-OOM no", "memory is full")):
+            proxy.answer(b"ECHO", reply=f"{line}\r\n".encode())
+            behind.execute("ECHO", "hello")
+            assert meaning in logs[-2]["event"]
+            assert line[-3:] in logs[-2]["event"]
 
 
 @pytest.mark.parametrize(("line", "kind", "told"), REFUSED, ids=[line for line, *_ in REFUSED])
