@@ -39,6 +39,7 @@ log = get_logger(__name__)
 
 _POLL_S, _POLL_AHEAD_S = 0.01, 0.05
 _SLICE = 1000  # tickets that are closed in one call
+_ENGINE_STARTS_S = 60.0  # a wait for the first groups is no warning before
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +413,10 @@ class TicketFlow:
             missing = f"{self._missing()}. Start what is missing, or raise RUN_PROGRESS_TIMEOUT_S"
             raise DeadlineExceeded(f"no results for {waited_s}: {missing}")
         if self._deadline.report_due():
-            log.warning(shorten(f"Waiting for groups since {waited_s}: {self._missing()}."))
+            if self.intake.newest_version is None and self._deadline.waited_s < _ENGINE_STARTS_S:
+                log.info(f"Waiting for the first groups since {waited_s}: vLLM takes a minute to start.")
+            else:
+                log.warning(shorten(f"Waiting for groups since {waited_s}: {self._missing()}."))
 
     def _missing(self) -> str:
         """Return, for people, who holds tickets, and whether the announced weights lack results.

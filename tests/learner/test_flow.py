@@ -36,7 +36,7 @@ from penstock.learner.algorithm.batch import token_staleness
 from penstock.learner.report.eval_metrics import summarise
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
-from penstock.learner.streams import intake
+from penstock.learner.streams import intake, ticket_flow
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
 from penstock.learner.streams.ticket_flow import TicketFlow
@@ -544,6 +544,7 @@ def test_a_wait_in_vain_ends_with_who_holds_what(bench):
 
 def test_a_wait_in_vain_is_reported_with_who_holds_what(bench, monkeypatch):
     monkeypatch.setattr(deadline, "REPORT_EVERY_S", 0.1)
+    monkeypatch.setattr(ticket_flow, "_ENGINE_STARTS_S", 0.0)
     bench.publish(0)
     with structlog.testing.capture_logs() as logs, pytest.raises(DeadlineExceeded):
         bench.flow.take_groups(0)
@@ -553,6 +554,15 @@ def test_a_wait_in_vain_is_reported_with_who_holds_what(bench, monkeypatch):
     )
     assert re.match(told, first)
     assert len(first) <= 135
+
+
+def test_the_start_of_the_engines_is_no_warning(bench, monkeypatch):
+    monkeypatch.setattr(deadline, "REPORT_EVERY_S", 0.1)
+    bench.publish(0)
+    with structlog.testing.capture_logs() as logs, pytest.raises(DeadlineExceeded):
+        bench.flow.take_groups(0)
+    (first, *_) = [log for log in logs if log["event"].startswith("Waiting for the first groups")]
+    assert (first["log_level"], "vLLM takes a minute" in first["event"]) == ("info", True)
 
 
 def test_a_version_that_no_actor_takes_is_named(bench):
