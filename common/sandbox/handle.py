@@ -454,11 +454,12 @@ def describe_status(status: int, section: str, memory_gib: float) -> str:
 
     For OUT_OF_MEMORY, 77, the text names the memory setting, REWARDER_MEMORY_GIB with the `section`
     "REWARDER", and its value `memory_gib`. For any other status it is "killed its process (exit code
-    N)".
+    N)"; with SIGKILL the machine may have done that too.
     """
     if status == OUT_OF_MEMORY:
         return f"needs more memory than {section}_MEMORY_GIB={memory_gib:g} allows"
-    return f"killed its process (exit code {status})"
+    others = ", or the machine had no memory left" if status == -signal.SIGKILL else ""
+    return f"killed its process (exit code {status}){others}"
 
 
 TOO_LONG = "took more than"
