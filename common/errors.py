@@ -80,6 +80,10 @@ class DiskFull(PenstockError, exit_code=74):
     """The disk, or its quota, was full for too long. Files written before are whole."""
 
 
+class DiskFailed(PenstockError, exit_code=71):
+    """A disk that cannot be read or written, as it broke or its mount is gone. A restart may help."""
+
+
 class WrongType(RunNotReady):
     """A key of the run is of another type than expected. The learner deletes and restores the key."""
 

@@ -2,8 +2,6 @@
 
 import re
 
-import redis
-
 from penstock.common.errors import (
     CommandRefused,
     ConfigError,
@@ -40,8 +38,8 @@ _MOVED = frozenset({"READONLY", "MASTERDOWN", "CLUSTERDOWN", "LOADING", "NOREPLI
 _ABORTED = re.compile(r"because of:? *([A-Z]+)")
 
 
-def code_of(error: redis.exceptions.ResponseError) -> str:
-    """Return the first word of the server's refusal, such as "READONLY".
+def code_of(error: Exception) -> str:
+    """Return the first word of the server's refusal, redis-py's ResponseError, such as "READONLY".
 
     redis-py cuts it off the text of some errors. Of a transaction that the server gave up (EXECABORT) it
     is the word of the cause.
@@ -55,16 +53,16 @@ def code_of(error: redis.exceptions.ResponseError) -> str:
 
 def explain(error: Exception) -> str:
     """Return what a failed command says of the server: its text, for a known refusal its meaning too."""
-    known = PASSING.get(code_of(error)) if isinstance(error, redis.exceptions.ResponseError) else None
+    known = PASSING.get(code_of(error))
     return f"{known}: {error}" if known else str(error)
 
 
 def moves(error: Exception) -> bool:
     """Return whether a refusal may come from a server that another one has replaced, at this address."""
-    return isinstance(error, redis.exceptions.ResponseError) and code_of(error) in _MOVED
+    return code_of(error) in _MOVED
 
 
-def raise_unless_passing(error: redis.exceptions.ResponseError, address: str) -> None:
+def raise_unless_passing(error: Exception, address: str) -> None:
     """Raise the error that the server's refusal of a command means; return only if waiting helps.
 
     RunTaken: another learner holds the run. ConfigError: a run of this name from another folder.
@@ -102,7 +100,7 @@ def raise_unless_passing(error: redis.exceptions.ResponseError, address: str) ->
         raise RunNotReady(
             f"the learner has not set the run up on {address} yet: start `learner`"
         ) from error
-    if isinstance(error, redis.exceptions.NoPermissionError) or _NO_RIGHT.search(str(error)):
+    if code == "NOPERM" or _NO_RIGHT.search(str(error)):
         raise NotPermitted(
             f"the queue server {address} refuses this user: {error}. Set REDIS_URL to the URL of this "
             "role's user, or let an operator run `queues acl`"

@@ -34,6 +34,7 @@ from pydantic_settings import (
 from penstock.common.config.help import HelpFormatter, Parser, installed_version
 from penstock.common.config.variables import SECTIONS, read_environment, values_of
 from penstock.common.errors import ConfigError, PenstockError
+from penstock.common.files.disk import failure_of
 from penstock.common.text import as_block, hide_passwords, printable
 
 _FLAG_SHOWN = (
@@ -167,8 +168,11 @@ def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
     except PenstockError as error:
         print_error(prog, error)
         return error.exit_code
-    except PermissionError as error:
-        if error.filename is None:  # not about a file
+    except OSError as error:
+        if failed := failure_of(error):
+            print_error(prog, failed)
+            return failed.exit_code
+        if not isinstance(error, PermissionError) or error.filename is None:  # not about a file
             raise
         print_error(prog, ConfigError(f"{error.filename}: this user has no right to it. {_SHARE}"))
         return ConfigError.exit_code

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.common.deadline import Deadline
-from penstock.common.errors import DiskFull
+from penstock.common.errors import DiskFailed, DiskFull
 from penstock.common.log import get_logger
 from penstock.common.phases import WAITING_FOR_ROOM, Phases
 
@@ -20,6 +20,10 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_BROKEN = (
+    errno.EIO, errno.ESTALE, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EREMOTEIO,
+    errno.EHOSTDOWN, errno.ESHUTDOWN,
+)  # fmt: skip
 _POLL_S = 1.0
 
 
@@ -32,6 +36,25 @@ def is_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _FULL
     return any(os.strerror(code) in str(error) for code in _FULL)
+
+
+def failure_of(error: BaseException, what: str = "", path: Path | None = None) -> DiskFailed | None:
+    """Return the error to raise for a disk that broke, or whose mount is gone; None for another error.
+
+    `what` names the thing that was written to `path`; by default the error's own file is named.
+    """
+    if isinstance(error, OSError):
+        broken = error.errno in _BROKEN
+    else:  # libraries raise types of their own
+        broken = any(f"(os error {code})" in str(error) for code in _BROKEN)
+    if not broken:
+        return None
+    file = path or getattr(error, "filename", None) or "a file"
+    doing = f"{what} cannot be written to {file}" if what else f"{file} cannot be read or written"
+    return DiskFailed(
+        f"{doing}: {getattr(error, 'strerror', error)}. Everything that was acknowledged before is "
+        "whole. See `dmesg`, mount the disk again, for reading and writing, then start again to resume"
+    )
 
 
 @dataclass(slots=True)
@@ -47,9 +70,9 @@ class Disk:
 
         Between two calls wait 1 s, or longer if the last call took longer. Log this as an error at once
         and every 30 s. Raise DiskFull if the disk stays full for `timeout_s` (0: at the first failure),
-        or `stopping` is set. Other errors of `action` are raised at once. When `action` raises, it must
-        leave nothing half written. `needed` is about how many bytes it writes: a retry waits until so
-        many are free; None: unknown. `what` names the thing written, and `path` is its file or folder,
+        or `stopping` is set, DiskFailed if it broke. Other errors of `action` are raised at once. When
+        `action` raises, it must leave nothing half written. `needed` is about how many bytes it writes:
+        a retry waits until so many are free; None: unknown. `what` names the thing written, and `path` is its file or folder,
         for log and error. During the wait `phases` is in "waiting for room on the disk".
         """
         deadline = Deadline(self.timeout_s, longest_gap_s=math.inf)  # attempts count, however long
@@ -59,6 +82,8 @@ class Disk:
             try:
                 return action()
             except Exception as error:  # libraries raise types of their own when the disk is full
+                if failed := failure_of(error, what, path):
+                    raise failed from error
                 if not is_full(error):
                     raise
                 self._wait(wait, max(_POLL_S, deadline.waited_s - started_s), error)

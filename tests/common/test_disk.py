@@ -10,7 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 import penstock.common.deadline
-from penstock.common.errors import DiskFull
+from penstock.common.config.command import Command, execute_command
+from penstock.common.errors import NEVER_RESTARTED, DiskFailed, DiskFull
 from penstock.common.files.atomic import append_whole, whole_folder, write_whole
 from penstock.common.files.disk import Disk
 from penstock.common.phases import Phases
@@ -52,7 +53,28 @@ def test_an_error_that_only_names_a_full_disk_is_one(tmp_path):
     assert waiting(action, path=tmp_path / "x")[1]() == "written"
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), ValueError("no")])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EROFS])
+@pytest.mark.parametrize("kind", [full, lambda code: RuntimeError(f"I/O error (os error {code})")])
+def test_a_broken_disk_is_named_with_the_file_and_what_is_safe(tmp_path, kind, code):
+    action = Failing(kind(code))
+    with pytest.raises(DiskFailed, match="a record cannot be written to") as caught:
+        waiting(action, path=tmp_path / "x")[1]()
+    assert action.calls == 1
+    for told in (str(tmp_path / "x"), "acknowledged before is whole", "start again to resume"):
+        assert told in str(caught.value)
+    assert caught.value.exit_code not in NEVER_RESTARTED
+
+
+def test_a_role_whose_file_cannot_be_read_says_which(capsys):
+    class Broken(Command):
+        def execute(self) -> int:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "/runs/x/journal")
+
+    assert execute_command(Broken, "learner", []) == DiskFailed.exit_code
+    assert "/runs/x/journal cannot be read or written: Stale file handle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EPERM, "not permitted"), ValueError("no")])
 def test_other_errors_are_not_waited_for(tmp_path, error):
     action = Failing(error)
     with pytest.raises(type(error)):
