@@ -54,7 +54,7 @@ def code_of(error: Exception) -> str:
 def explain(error: Exception) -> str:
     """Return what a failed command says of the server: its text, for a known refusal its meaning too."""
     known = PASSING.get(code_of(error))
-    return f"{known}: {error}" if known else str(error)
+    return f"{code_of(error)}, {known} ({error})" if known else str(error)
 
 
 def moves(error: Exception) -> bool:
