@@ -73,7 +73,8 @@ class Disk:
         or `stopping` is set, DiskFailed if it broke. Other errors of `action` are raised at once. When
         `action` raises, it must leave nothing half written. `needed` is about how many bytes it writes:
         a retry waits until so many are free; None: unknown. `what` names the thing written, and `path`
-        is its file or folder, for log and error. During the wait `phases` is in "waiting for room on the disk".
+        is its file or folder, for log and error. During the wait `phases` is in "waiting for room on the
+        disk".
         """
         deadline = Deadline(self.timeout_s, longest_gap_s=math.inf)  # attempts count, however long
         wait = _Wait(what, path, needed, deadline)
