@@ -46,7 +46,7 @@ def check_not_older(folder: RunFolder, view: RunView) -> None:
     raise ConfigError(
         f"{name_of(folder)} is an older copy: it {lack}. The run went on in {short(other, 500)}: start "
         "the learner there. To give up what was trained since, and go on from here, stop all processes "
-        f"of the run and type `queues discard {folder.path.name}` first"
+        f"of the run and type `queues discard --run.name {folder.path.name} --yes` first"
     )
 
 
@@ -63,6 +63,6 @@ def check_release(view: RunView) -> None:
         if count := view.open_tickets():
             raise OtherRelease(
                 f"{error}, and {count} of its tickets are open. Let that release end the run. Or stop "
-                "all processes of the run and type `queues discard` with its name: what lies on the "
+                "all processes of the run and type `queues discard --yes` with --run.name: what lies on the "
                 "server is sampled again, and nothing that was trained is lost"
             ) from error
