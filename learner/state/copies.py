@@ -63,6 +63,6 @@ def check_release(view: RunView) -> None:
         if count := view.open_tickets():
             raise OtherRelease(
                 f"{error}, and {count} of its tickets are open. Let that release end the run. Or stop "
-                "all processes of the run and type `queues discard --yes` with --run.name: what lies on the "
-                "server is sampled again, and nothing that was trained is lost"
+                "all processes of the run and type `queues discard --yes` with --run.name: what lies "
+                "on the server is sampled again, and nothing that was trained is lost"
             ) from error
