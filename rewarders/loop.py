@@ -173,7 +173,7 @@ class Rewarder:
         an earlier thread.
         """
         free = self._settings.rewarder.workers - len(self._busy)
-        if not free:
+        if free <= 0:  # after a lost reply there may be more groups than processes
             wait(self._busy, BLOCK_MS / 1000, FIRST_COMPLETED)
             return
         entries = [
