@@ -16,19 +16,23 @@ def lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
     if not path.is_file():
         return
     with path.open("rb") as file:
-        start, rest = file.seek(0, os.SEEK_END), b""
+        start = file.seek(0, os.SEEK_END)
+        rest: list[bytes] = []  # of a line whose begin was not read yet, the last part first
         while start > 0:
             size = min(_BLOCK, start)
             start -= size
             file.seek(start)
-            first, *others = _lines(file.read(size) + rest)
+            rest.append(file.read(size))
+            if b"\n" not in rest[-1]:
+                continue
+            first, *others = _lines(b"".join(reversed(rest)))
             at = start + len(first) + sum(map(len, others))
             for line in reversed(others):
                 at -= len(line)
                 yield at, line
-            rest = first
+            rest = [first]
         if rest:
-            yield 0, rest
+            yield 0, b"".join(reversed(rest))
 
 
 def _lines(data: bytes) -> list[bytes]:

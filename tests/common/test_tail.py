@@ -32,3 +32,19 @@ def test_all_lines_come_with_their_places(tmp_path, monkeypatch, block):
 
 def test_no_file_has_no_lines(tmp_path):
     assert list(lines_from_end(tmp_path / "none")) == []
+
+
+def test_a_long_line_is_not_copied_once_per_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(tail, "_BLOCK", 64)
+    joined = []
+    lines = tail._lines
+
+    def counting(data):
+        joined.append(len(data))
+        return lines(data)
+
+    monkeypatch.setattr(tail, "_lines", counting)
+    path = tmp_path / "file"
+    path.write_bytes(b"a\n" + b"b" * 10_000 + b"\n")
+    assert len(list(lines_from_end(path))) == 2
+    assert sum(joined) < 3 * 10_000
