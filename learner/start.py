@@ -42,7 +42,7 @@ from penstock.learner.state.checkpoint import (
     newest_checkpoint,
     newest_position,
 )
-from penstock.learner.state.copies import check_not_older, check_release, name_of
+from penstock.learner.state.copies import check_not_older, check_release, may_run_elsewhere, name_of
 from penstock.learner.state.deltas import Offer, with_deltas
 from penstock.learner.state.file_server import serving
 from penstock.learner.state.file_store import FileStore
@@ -130,13 +130,18 @@ def _claim(
 ) -> LearnerQueue:
     """Claim the run on the queue server, as the next incarnation, and return its calls.
 
-    Raise RunTaken if another learner holds the run, ConfigError if the folder is an older copy,
-    OtherRelease for open tickets of another release, or another error of Connection.call.
+    `gone` names learners that have surely ended, unless this folder is a copy. Raise RunTaken if another
+    learner holds the run, ConfigError if the folder is an older copy, OtherRelease for open tickets of
+    another release, or another error of Connection.call.
     """
     check_release(view)
     queue = LearnerQueue(connection, view.keys, next_incarnation(run.folder, view.incarnation()))
-    queue.claim(nonce, holder_name(), run.lease_s, gone)
-    check_not_older(run.folder, view)
+    queue.claim(nonce, holder_name(), run.lease_s, () if may_run_elsewhere(run.folder, view) else gone)
+    try:
+        check_not_older(run.folder, view)
+    except ConfigError:
+        queue.beat(0.0, "leaving")  # the learner of the other folder can start at once
+        raise
     return queue
 
 

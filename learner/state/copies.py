@@ -3,7 +3,7 @@
 import socket
 
 from penstock.common.broker.run_view import RunView
-from penstock.common.errors import ConfigError, OtherRelease
+from penstock.common.errors import ConfigError, MalformedMessage, OtherRelease
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import read_claims
 from penstock.common.journal.segments import list_segments
@@ -18,7 +18,16 @@ log = get_logger(__name__)
 
 def name_of(folder: RunFolder) -> str:
     """Return how a run's folder is named on the queue server, for people: HOST:PATH."""
-    return f"{socket.gethostname()}:{folder.path}"
+    return f"{socket.gethostname()}:{folder.path.resolve()}"
+
+
+def may_run_elsewhere(folder: RunFolder, view: RunView) -> bool:
+    """Return whether the run went on in another folder, of which this one may be a copy.
+
+    The copy of its lock's file names a learner that may live. Raise ServerUnavailable.
+    """
+    *_, other = view.newest_folder()
+    return other not in ("", name_of(folder))
 
 
 def check_not_older(folder: RunFolder, view: RunView) -> None:
@@ -53,7 +62,8 @@ def check_not_older(folder: RunFolder, view: RunView) -> None:
 def check_release(view: RunView) -> None:
     """Raise OtherRelease if the server holds open tickets of another wire schema than this release's.
 
-    Their groups could not be read. Raise ServerUnavailable or another error of Connection.execute.
+    Their groups could not be read. A contract that no learner wrote is none: the learner replaces it.
+    Raise ServerUnavailable or another error of Connection.execute.
     """
     data = view.contract()
     try:
@@ -66,3 +76,5 @@ def check_release(view: RunView) -> None:
                 "all processes of the run and type `queues discard --yes` with --run.name: what lies "
                 "on the server is sampled again, and nothing that was trained is lost"
             ) from error
+    except MalformedMessage:  # written by another client: the learner publishes its own
+        pass

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import structlog
 
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.lease_keeper import KeeperThread
 from penstock.common.broker.run_view import RunView
-from penstock.common.errors import ConfigError, ContractMismatch, OtherRelease, PenstockError
+from penstock.common.config.settings import RunSettings
+from penstock.common.errors import ConfigError, ContractMismatch, OtherRelease, PenstockError, RunTaken
+from penstock.common.files.lock import hold_lock, of_this_host
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire import codec
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract
+from penstock.learner.start import _claim
 from penstock.learner.state.copies import check_not_older, check_release, name_of
 from tests.learner.test_flow import Bench
 
@@ -95,3 +101,53 @@ def test_a_run_of_another_release_is_not_taken_over_while_its_tickets_are_open(
     with pytest.raises(PenstockError) as workers:
         decode(view.contract(), Contract)
     assert workers.value.exit_code == caught.value.exit_code
+
+
+def test_a_contract_of_another_client_keeps_no_learner_away(tmp_path, connection, keys):
+    bench = Bench(tmp_path, connection, keys)
+    bench.publish(0)
+    bench.flow.issue_tickets(0)
+    connection.execute("SET", keys.contract, b"junk")
+    check_release(RunView(connection, keys))
+
+
+def start_in(folder: RunFolder, connection, keys, gone=()) -> None:
+    """The begin of a learner's start."""
+    run = RunSettings(name=folder.path.name, dir=folder.path.parent, lease_s=2.0)
+    _claim(run, RunView(connection, keys), connection, "nonce", list(gone))
+
+
+def test_the_lock_of_a_copy_takes_the_run_from_no_learner_that_lives(
+    tmp_path, connection, keys, queue_server, monkeypatch
+):
+    newest, copy = RunFolder(tmp_path / "newest"), RunFolder(tmp_path / "copy")
+    newest.path.mkdir()
+    other = "penstock.common.files.lock._START"
+    with monkeypatch.context() as patch, closing(Connection(queue_server.url, 10, 60)) as beats:
+        patch.setattr(other, "before")
+        with hold_lock(newest.learner_lock, "learner"):
+            bench = run_in(newest.path, beats, keys)
+            shutil.copytree(newest.path, copy.path)
+            patch.undo()
+            bench.queue.beat(2.0, "working")
+            keeper = KeeperThread("test's leases", 0.1, lambda: bench.queue.beat(2.0, "working"))
+            keeper.start()
+            with (
+                hold_lock(copy.learner_lock, "learner") as before,
+                pytest.raises(RunTaken, match="holds run"),
+            ):
+                start_in(copy, connection, keys, of_this_host(before))
+            keeper.stop()
+        bench.queue.beat(2.0, "working")  # it was not superseded
+
+
+def test_a_refused_copy_does_not_hold_the_run(tmp_path, connection, keys, copy):
+    newest = tmp_path / "newest"
+    newest.mkdir()
+    bench = run_in(newest, connection, keys)
+    shutil.copytree(newest, copy.path)
+    bench.train(0)
+    with pytest.raises(ConfigError, match="is an older copy"):
+        start_in(copy, connection, keys)
+    assert connection.execute("HGET", keys.fence, "lease") == b"0"
+    start_in(RunFolder(newest), connection, keys)
