@@ -146,7 +146,7 @@ class WorkStream:
         self._lease_keys = (keys.fence, stream)
         self._ticket_keys = (keys.fence, keys.open, stream)
         self._watch = LeaseWatch(lease_s)
-        self._interruptions = connection.interruptions
+        self._interruptions = self._asked_at = connection.interruptions
         purposes: dict[str, Purpose] = {keys.tickets: "train", keys.eval_tickets: "eval"}
         self._reader = EntryReader(connection, keys, stream, purposes.get(stream))
 
@@ -155,10 +155,9 @@ class WorkStream:
 
         `count` is above 0. The wait is at most 1 s, and 0 does not wait. Entries that no role can read,
         or that no learner issued, are deleted, counted and left out; so [] may come before the wait's
-        end. If the server's reply may have been lost, all entries that this consumer holds come first,
-        also such as the caller knows. Raise ServerUnavailable or another error of Connection.execute.
+        end. If a reply of the server may have been lost since the last call, all entries that this consumer
+        holds come first, also such as the caller knows. Raise ServerUnavailable or another error of Connection.execute.
         """
-        before = self._connection.interruptions
         block = ("BLOCK", min(block_ms, BLOCK_MS)) if block_ms > 0 else ()
         reply = self._connection.execute(
             "XREADGROUP", "GROUP", GROUP, self.consumer, "COUNT", count, *block,
@@ -169,10 +168,12 @@ class WorkStream:
             for _, items in reply
             for entry, fields in items
         ]
-        if self._connection.interruptions != before:
+        interruptions = self._connection.interruptions
+        if interruptions != self._asked_at:
             known = {row[0] for row in taken}
             held = self._connection.call("held", self._lease_keys, [self.consumer])
             taken = [*(tuple(row) for row in held if row[0] not in known), *taken]
+            self._asked_at = interruptions
         return self._placed(self._reader.read(taken))
 
     def _placed(self, entries: list[Entry]) -> list[Entry]:
@@ -207,7 +208,8 @@ class WorkStream:
         no role can read, or no learner issued, are deleted, counted and left out. Raise
         ServerUnavailable or another error of Connection.call.
         """
-        rows = self._connection.call("leases", self._lease_keys, [])  # notices a restart, too
+        server = self._connection.server_id  # before the call, which may notice another one
+        rows = self._connection.call("leases", self._lease_keys, [])
         if self._interruptions != self._connection.interruptions:
             self._interruptions = self._connection.interruptions
             self._watch.forget()
@@ -215,7 +217,6 @@ class WorkStream:
         expired = self._watch.look(leases)[:count]
         if not expired:
             return []
-        server = self._connection.server_id
         args = (self.consumer, self.max_attempts, server, *(part for one in expired for part in one))
         return self._placed(self._reader.read(self._connection.call("reclaim", self._lease_keys, args)))
 

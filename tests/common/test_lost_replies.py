@@ -116,18 +116,17 @@ def test_a_delivery_that_was_lost_with_its_process_comes_back_through_the_lease(
     assert (entry.ticket, entry.attempts) == ("train:1", 1)
 
 
-def test_entries_whose_takeover_was_lost_come_back_through_the_lease(
+def test_entries_whose_takeover_was_lost_are_taken_at_once_and_counted_once(
     lossy_run: Run, proxy: LossyProxy
 ) -> None:
     lossy_run.issue(1)
     lossy_run.actor("dead").take(1)
     other = lossy_run.actor("other")
     proxy.lose_reply_to(b"penstock_2_reclaim")
-
-    def take_over() -> bool:
-        return bool(other.reclaim(1)) and proxy.lost == 1
-
-    wait_until(take_over, "the ticket to be taken over again")
+    wait_until(lambda: other.reclaim(1) or proxy.lost, "the lease to run out")
+    (entry,) = other.take(1)
+    assert (entry.ticket, entry.attempts) == ("train:1", 1)
+    assert other.take(1) == []
 
 
 @pytest.mark.parametrize("size", [5, 300_000])
