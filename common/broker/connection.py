@@ -1,8 +1,8 @@
 """The connection to the queue server, which retries each command while the server is away.
 
-Only this module and replies.py, which reads its errors, import redis. redis-py's own retries are off:
-they would also repeat commands that are not idempotent. Every command sent here is idempotent: a
-repeated function call changes nothing, and a worker asks for entries whose delivery was lost.
+This is the only module that imports redis. redis-py's own retries are off: they would also repeat
+commands that are not idempotent. Every command sent here is idempotent: a repeated function call changes
+nothing, and a worker asks for entries whose delivery was lost.
 """
 
 import time

@@ -155,8 +155,9 @@ class WorkStream:
 
         `count` is above 0. The wait is at most 1 s, and 0 does not wait. Entries that no role can read,
         or that no learner issued, are deleted, counted and left out; so [] may come before the wait's
-        end. If a reply of the server may have been lost since the last call, all entries that this consumer
-        holds come first, also such as the caller knows. Raise ServerUnavailable or another error of Connection.execute.
+        end. If a reply of the server may have been lost since the last call, all entries that this
+        consumer holds come first, also such as the caller knows. Raise ServerUnavailable or another
+        error of Connection.execute.
         """
         block = ("BLOCK", min(block_ms, BLOCK_MS)) if block_ms > 0 else ()
         reply = self._connection.execute(

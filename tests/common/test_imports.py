@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("common", "learner", "actors", "rewarders", "deploy")
 HEAVY = {"torch", "vllm", "transformers", "deepspeed", "math_verify", "datasets"}
 ONE_DOOR = ("vllm", "deepspeed", "math_verify", "redis", "msgpack", "httpx")
-BEHIND_A_DOOR = {"common/broker/replies.py"}  # reads the errors of the library, and sends nothing
 
 LISTING = """
 import runpy, sys
@@ -96,6 +95,6 @@ def test_one_file_imports(library: str) -> None:
         path
         for package in PACKAGES
         for path, found in packages_imported_by(package).items()
-        if library in found and path not in BEHIND_A_DOOR
+        if library in found
     ]
     assert len(doors) <= 1, doors

@@ -306,7 +306,9 @@ CALLS: dict[str, Injection] = {
     "a heartbeat that leaves": fcall("beat", "fence", 1, 0, "left"),
     "`restore` with another contract": fcall("restore", "fence contract", 1, "nonce", "x", 2, b"x"),
     "`issue` of train:999": fcall("issue", "fence open ledger tickets", 1, UNKNOWN, "1.0", b"x"),
-    "`close` of train:2 as trained": fcall("close", "fence open ledger scored", 1, 1, TRAIN, "trained"),
+    "`close` of train:2 as trained": fcall(
+        "close", "fence open ledger scored", 1, 0, 1, TRAIN, "trained"
+    ),
     "`put` of other weights": fcall("put", "fence weights", 1, AHEAD),
     "`set_totals` of nonsense": fcall("set_totals", "fence ledger", 1, "issued", "x"),
     "a call with the keys of another run": write(
