@@ -422,6 +422,7 @@ class Learner:
             log.info("Only evaluated: no checkpoint is written.")
         elif complete or self._saved != self._step:
             self._checkpoint()
+        self._flow.evaluator.keep()  # if the stop cut it off: a resume reads on from the checkpoint
         if complete:
             self._flow.release_workers()
             questions = len(self._plan.source.questions)

@@ -4,6 +4,7 @@ Eval tickets pin a version: actors answer them with exactly those weights. The e
 the groups of the next batch are generated, and ends before the journal records that batch.
 """
 
+import time
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
@@ -14,6 +15,7 @@ from penstock.common.wire.codec import decode, decode_outcome, encode
 from penstock.common.wire.ids import TicketId, Version
 from penstock.common.wire.messages import ANSWER, EndState, Verdict
 from penstock.learner.data.tickets import TicketSource
+from penstock.learner.state.ledger import RecordedAnswer
 from penstock.learner.streams.commit import CommitLog
 from penstock.learner.streams.learner_queue import LearnerQueue
 from penstock.learner.streams.refusal import MEANING, OutcomeCheck
@@ -21,6 +23,7 @@ from penstock.learner.streams.refusal import MEANING, OutcomeCheck
 log = get_logger(__name__)
 
 _RECORDED_TOGETHER = 64
+_RECORDED_EVERY_S = 5.0  # answers may take minutes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class Evaluator:
         self._answers: dict[int, Answer] = {}
         self._count = len(source.eval_questions)
         self._ended: list[Evaluated] = []
+        self._recorded_at = time.monotonic()
 
     @property
     def running(self) -> bool:
@@ -142,9 +146,9 @@ class Evaluator:
         """Take the outcomes of eval tickets that are there; return whether one of this evaluation ended.
 
         Do not wait: return False without a running evaluation. Take 64 outcomes at most. Answers are
-        recorded in the journal, 64 and more together: a restarted learner has them. The end of the last
-        ticket ends the evaluation and records its result in the journal, for `take_ended`. Raise
-        DiskFull, RunTaken, ServerUnavailable or another error of Connection.call.
+        recorded in the journal, 64 and more together or after 5 s: a restarted learner has them. The end
+        of the last ticket ends the evaluation and records its result in the journal, for `take_ended`.
+        Raise DiskFull, RunTaken, ServerUnavailable or another error of Connection.call.
         """
         if self._version is None:
             return False
@@ -153,11 +157,24 @@ class Evaluator:
             if entry.ticket in self._commit_log.ledger.open:
                 self._take(entry.ticket, entry.payload)
         came = len(self._answers) > before
-        if len(self._commit_log.ledger.answers) >= _RECORDED_TOGETHER:
+        waiting = len(self._commit_log.ledger.answers)
+        late = time.monotonic() >= self._recorded_at + _RECORDED_EVERY_S
+        if waiting >= _RECORDED_TOGETHER or (waiting and late):
             self._commit_log.record("answers", version=str(self._version))
+            self._recorded_at = time.monotonic()
         if len(self._answers) == self._count:
             self._finish(self._version)
         return came
+
+    def keep(self) -> None:
+        """Record the answers of a running evaluation once more, after a checkpoint.
+
+        A resume reads what the journal has after the checkpoint. Raise DiskFull, RunTaken,
+        ServerUnavailable or another error of Connection.call.
+        """
+        if self._version is not None and self._answers:
+            self._commit_log.ledger.answers = [self._to_record(one) for one in self._answers.values()]
+            self._commit_log.record("answers", version=str(self._version))
 
     def take_ended(self) -> list[Evaluated]:
         """Return the evaluations that ended since the last call, oldest first, or []. Forget them."""
@@ -211,9 +228,13 @@ class Evaluator:
         ledger = self._commit_log.ledger
         self._answers[answer.index] = answer
         ledger.close(ticket, state, reason)
-        weights = ledger.versions.get(self._version, "") if self._version else ""
-        asked = self._asked(answer.index)
-        ledger.answers.append({"asked": asked, "weights": weights, "answer": encode(answer)})
+        ledger.answers.append(self._to_record(answer))
+
+    def _to_record(self, answer: Answer) -> RecordedAnswer:
+        """Return an answer of the running evaluation as the journal has it."""
+        versions = self._commit_log.ledger.versions
+        weights = versions.get(self._version, "") if self._version else ""
+        return {"asked": self._asked(answer.index), "weights": weights, "answer": encode(answer)}
 
     def _finish(self, version: Version) -> None:
         """Write the answers of the evaluation of `version`, which are all there, to the journal.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from penstock.common.broker.run_view import RunView
 from penstock.common.errors import ConfigError, NoSignal, NotFinite, RunTaken
 from penstock.common.failpoint import Armed, arm
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
+from penstock.common.journal.claims import read_chain
 from penstock.learner import loop
 from penstock.learner.state import checkpoint
 from penstock.learner.state.best_model import read_best
 from penstock.learner.state.checkpoint import newest_checkpoint
+from penstock.learner.streams.evaluation import Evaluator
 from tests.judge import judge
 from tests.learner.builders import claim_next
 from tests.learner.whole import Killed
@@ -75,6 +78,29 @@ def test_a_damaged_note_of_the_best_model_is_named(tmp_path, text):
     (tmp_path / "best" / "00000001" / "best.json").write_text(text)
     with pytest.raises(ConfigError, match=r"best\.json: damaged"):
         read_best(RunFolder(tmp_path))
+
+
+def test_a_stop_in_an_evaluation_keeps_the_answers_that_came(run, monkeypatch):
+    stopping, take = threading.Event(), Evaluator._take
+
+    def take_first(evaluator, ticket, payload):
+        if evaluator._version.step < 2:
+            take(evaluator, ticket, payload)
+        elif ticket.number == 0:
+            take(evaluator, ticket, payload)
+            stopping.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "_take", take_first)
+        run.start(steps=2, stopping=stopping)
+    assert run.newest_checkpoint().step == 2
+    assert run.evaluated() == [0]
+    run.start(steps=2)
+    assert run.evaluated() == [0, 2]
+    records = [record for _, record in read_chain(run.run_folder, claim_next(run.folder))]
+    asked = [record["asked"] for record in records if record["kind"] == "evaluation"]
+    assert asked == [[0, 1], [0, 1], [1]]
+    run.check()
 
 
 def test_evaluations_and_checkpoints_come_as_often_as_asked(run):
