@@ -80,12 +80,13 @@ check: install
 chaos: install
 	$(BIN)/python -m tests.chaos --seed $(SEED) $(CHAOS_FLAGS)
 
-# The long forms of what `make test` does in short, under an hour in all. The demo over TLS needs a Redis or
-# Valkey with TLS, in PATH or named by PENSTOCK_TLS_SERVER.
+# The long forms of what `make test` does in short, about an hour and a half in all. The demo over TLS needs
+# a Redis or Valkey with TLS, in PATH or named by PENSTOCK_TLS_SERVER.
 nightly: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
 	$(BIN)/python -m tests.chaos --seed $(SEED) --environments --seconds 60
 	$(BIN)/python -m tests.chaos --seed $(SEED) --agents --seconds 60
+	$(BIN)/python -m tests.faults --seed $(SEED) --whole
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	$(BIN)/python -m tests.e2e.kills --real
 	$(BIN)/python -m tests.fuzz --seed $(SEED) --seconds 180

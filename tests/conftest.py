@@ -42,6 +42,7 @@ _LONGEST_FIRST = (
     "e2e/test_kills.py",
     "e2e/test_poison.py",
     "e2e/test_lossy_network.py",
+    "e2e/test_faults.py",
     "e2e/test_two_learners.py",
     "benchmarks/test_learner.py",
     "learner/test_gradients.py",

@@ -1,0 +1,152 @@
+"""One fault after the other, each with the time until work flows again, and the judge's verdict."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tests.chaos.verdict import wrongly_dead
+from tests.faults.kinds import Kind, possible
+from tests.faults.world import World
+from tests.judge import judge
+
+GOAL_S = 5.0
+_STALL_S = 180.0
+_LONG_EVERY = 7
+_STEPS = 4
+"""How many show that work flows: the groups of the first ones may have been there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A fault that ended.
+
+    `flows_again_s`: from then until the end of the longest pause in the next few steps, None if these
+    were not made. `steps` were made during the fault. `ends`: how processes ended until work flowed.
+    """
+
+    kind: str
+    role: str
+    lasted_s: float
+    flows_again_s: float | None
+    lease_s: float
+    steps: int
+    ends: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many faults of which kinds: `count` of them, or those that begin within `seconds`.
+
+    `kinds` are all that are possible here, if empty. `share` is that of its usual time that each lasts.
+    With `whole` long ones have their whole length.
+    """
+
+    kinds: Sequence[str] = ()
+    seconds: float = math.inf
+    count: int = 1_000_000
+    share: float = 1.0
+    whole: bool = False
+
+
+class Trial:
+    """Meets the faults of a plan. `met` lists them, `unexpected` the ends that they do not explain."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self.met: list[Met] = []
+        self.unexpected: list[str] = []
+        self._world, self._plan = world, plan
+
+    def run(self) -> None:
+        """Meet faults, in a thread beside the supervisor."""
+        world, wanted = self._world, self._plan.kinds
+        self._wait_for_step(1, 300.0)
+        deck: list[Kind] = []
+        began = time.monotonic()
+        while time.monotonic() - began < self._plan.seconds and len(self.met) < self._plan.count:
+            if not deck:
+                deck = [kind for kind in possible(world) if kind.name in wanted or not wanted]
+                world.random.shuffle(deck)
+            self._meet(deck.pop())
+            time.sleep(world.random.random() * 2)
+
+    def _meet(self, kind: Kind) -> None:
+        world = self._world
+        role = world.random.choice(kind.roles)
+        lasts_s = self._length(kind)
+        world.say(f"==== {kind.name} of {role} for {lasts_s:g} s at step {world.step()}")
+        before, ended, began = world.step(), len(world.ends), time.monotonic()
+        with kind.begin(world, role):
+            time.sleep(lasts_s)
+        lasted_s, at, over = time.monotonic() - began, world.step(), time.monotonic()
+        world.say(f"==== end of {kind.name} at step {at}")
+        flows_s = self._wait_for_flow(at, over)
+        ends = [f"{child}: {how}" for _, child, how in world.ends[ended:]]
+        self._expect(kind, ends)
+        met = Met(kind.name, role, round(lasted_s, 1), flows_s, world.lease_s, at - before, ends)
+        self.met.append(met)
+        print(json.dumps(asdict(met)), flush=True)
+
+    def _wait_for_flow(self, at: int, over: float) -> float | None:
+        """Seconds from `over` to the step that ended the longest pause of the next few after `at`."""
+        times = [over]
+        for step in range(at + 1, at + _STEPS + 1):
+            if not self._wait_for_step(step, _STALL_S):
+                return None
+            times.append(time.monotonic())
+        _, end = max((after - before, after) for before, after in pairwise(times))
+        return round(end - over, 2)
+
+    def _length(self, kind: Kind) -> float:
+        plan = self._plan
+        long = plan.share == 1.0 and kind.long_s and len(self.met) % _LONG_EVERY == _LONG_EVERY - 1
+        if plan.whole and long and kind.whole_s:
+            return kind.whole_s
+        return kind.long_s if long else kind.seconds * plan.share
+
+    def _expect(self, kind: Kind, ends: Sequence[str]) -> None:
+        codes = {f"exit code {code} " for code in kind.ends}
+        self.unexpected += [
+            f"{kind.name}: {end}" for end in ends if not any(code in f"{end} " for code in codes)
+        ]
+
+    def _wait_for_step(self, step: int, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self._world.step() < step:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a run of faults; `faults` is empty if it is sound."""
+
+    faults: list[str]
+    met: list[Met]
+    steps: int
+    states: dict[str, int]
+
+
+def run_faults(folder: Path, seed: int, plan: Plan, lease_s: float = 3.0) -> Verdict:
+    """Run a trial in an empty folder; must be called in the main thread."""
+    world = World(folder, seed, lease_s)
+    trial = Trial(world, plan)
+    code = world.run(trial.run)
+    judged = judge(world.run_folder)
+    faults = [*judged["faults"], *wrongly_dead(world.run_folder), *trial.unexpected]
+    faults += [f"the run ended early with exit code {early}" for early in world.exits]
+    faults += [
+        f"{met.kind} of {met.role}: no work flowed again"
+        for met in trial.met
+        if met.flows_again_s is None
+    ]
+    if code:
+        faults.append(f"the run ended with exit code {code}, see roles.log")
+    return Verdict(faults, trial.met, judged["steps"], judged["states"])
