@@ -18,7 +18,8 @@ _NO_RIGHT = re.compile(r"ACL failure in script|user executing the script can't")
 _NO_ID_LEFT = "exhausted the last possible ID"
 """Text for an XADD to a stream that another client gave an entry with the largest id."""
 
-_STREAM_GONE = ("NOGROUP", "UNBLOCKED")  # the second if it is deleted during a wait, in Redis 7.0
+_STREAM_GONE = re.compile("^NOGROUP|^UNBLOCKED the stream key no longer exists")
+"""The second if the stream is deleted during a blocking read, in Redis 7.0."""
 
 PASSING = {
     "OOM": "its memory is full",
@@ -30,11 +31,12 @@ PASSING = {
     "CLUSTERDOWN": "its cluster is down",
     "TRYAGAIN": "its cluster moves keys",
     "LOADING": "it loads its data",
+    "UNBLOCKED": "it became a replica during a blocking read",
 }
 """By code, the refusals that end by themselves. Any user who may call a function can make the server
 BUSY for seconds; memory and disk are freed; after a failover, another server has the address."""
 
-_MOVED = frozenset({"READONLY", "MASTERDOWN", "CLUSTERDOWN", "LOADING", "NOREPLICAS"})
+_MOVED = frozenset({"READONLY", "MASTERDOWN", "CLUSTERDOWN", "LOADING", "NOREPLICAS", "UNBLOCKED"})
 _ABORTED = re.compile(r"because of:? *([A-Z]+)")
 
 
@@ -96,7 +98,7 @@ def raise_unless_passing(error: Exception, address: str) -> None:
         raise RunNotReady(
             f"queue server {address}: {message}. Start `learner`, or wait until it sets the run up"
         ) from error
-    if code in _STREAM_GONE or "Function not found" in str(error):
+    if _STREAM_GONE.search(str(error)) or "Function not found" in str(error):
         raise RunNotReady(
             f"the learner has not set the run up on {address} yet: start `learner`"
         ) from error

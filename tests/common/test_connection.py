@@ -8,6 +8,7 @@ import redis
 import structlog
 
 from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.replies import raise_unless_passing
 from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
@@ -132,6 +133,25 @@ def test_a_stream_that_is_deleted_while_it_is_waited_for_is_a_run_that_is_not_re
 def test_both_answers_mean_the_same(code: str) -> None:
     with pytest.raises(RunNotReady, match="not set the run up"):
         raise_unless_passing(redis.exceptions.ResponseError(code), "redis://x")
+
+
+def test_a_read_that_ends_because_the_server_became_a_replica_is_sent_again(
+    private_server: LocalServer, keys: Keys
+) -> None:
+    run = Run(Connection(private_server.url, 10, 10), keys)
+    actor = run.actor(connection=Connection(private_server.url, 10, 30))
+
+    def fail_over() -> None:
+        wait_until(lambda: run.connection.execute("INFO")["blocked_clients"] == 1, "the read to wait")
+        run.connection.execute("REPLICAOF", "127.0.0.1", 1)
+        run.connection.execute("REPLICAOF", "NO", "ONE")
+        run.issue(1)
+
+    thread = threading.Thread(target=fail_over)
+    thread.start()
+    (entry,) = wait_until(lambda: actor.take(1, block_ms=1000), "the ticket")
+    assert entry.ticket == "train:1"
+    thread.join()
 
 
 # Several calls in one round trip
