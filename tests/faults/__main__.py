@@ -1,6 +1,6 @@
 """Faults of network, server, disk and processes, one after the other in one run.
 
-    python -m tests.faults [--seed N] [--seconds S] [--kinds "black hole,BUSY"] [--whole] [--folder F]
+    python -m tests.faults [--seed N] [--seconds S] [--kinds "black hole,BUSY"] [--whole] [--together]
 
 runs learner, two actors with a fake engine and two rewarders, each role with a faulty network to the
 queue server. Prints a JSON line per fault, then a table of the seconds until work flows again, and
@@ -50,10 +50,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.faults", description="Meet faults of many kinds.")
     parser.add_argument("--seed", type=int, default=1, help="decides the order, and who is hit")
     parser.add_argument("--seconds", type=float, default=1200.0, help="for how long faults begin")
-    parser.add_argument("--count", type=int, default=Plan.count, help="end after so many faults")
+    parser.add_argument("--count", type=int, default=Plan().count, help="end after so many faults")
     parser.add_argument("--kinds", default="", help=f"some of: {', '.join(KINDS)}")
     parser.add_argument("--lease-s", type=float, default=3.0, help="RUN_LEASE_S of the run")
     parser.add_argument("--whole", action="store_true", help="long faults of 90 and 100 s")
+    parser.add_argument("--together", action="store_true", help="two faults at a time")
     parser.add_argument("--folder", type=Path, help="empty folder to use (default: a new one)")
     options = parser.parse_args()
     kinds = [kind.strip() for kind in options.kinds.split(",") if kind.strip()]
@@ -64,7 +65,7 @@ def main() -> int:
     if any(folder.iterdir()):
         parser.error(f"--folder {folder} is not empty: give a new one")
     print(f"the processes' lines (roles.log) are in {folder}", file=sys.stderr, flush=True)
-    plan = Plan(kinds, options.seconds, options.count, whole=options.whole)
+    plan = Plan(kinds, options.seconds, options.count, whole=options.whole, together=options.together)
     verdict = run_faults(folder, options.seed, plan, options.lease_s)
     print(format_verdict(verdict))
     return 1 if verdict.faults else 0

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence, Set
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from tests.chaos.verdict import wrongly_dead
 from tests.faults.kinds import Kind, possible
-from tests.faults.world import World
+from tests.faults.world import ROLES, World
 from tests.judge import judge
 
 GOAL_S = 5.0
@@ -37,6 +38,8 @@ class Met:
     lease_s: float
     steps: int
     ends: list[str]
+    beside: str = ""
+    """Another fault at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Plan:
     """How many faults of which kinds: `count` of them, or those that begin within `seconds`.
 
     `kinds` are all that are possible here, if empty. `share` is that of its usual time that each lasts.
-    With `whole` long ones have their whole length.
+    With `whole` long ones have their whole length, with `together` each has another one beside it.
     """
 
     kinds: Sequence[str] = ()
@@ -52,6 +55,7 @@ class Plan:
     count: int = 1_000_000
     share: float = 1.0
     whole: bool = False
+    together: bool = False
 
 
 class Trial:
@@ -81,14 +85,16 @@ class Trial:
         lasts_s = self._length(kind)
         world.say(f"==== {kind.name} of {role} for {lasts_s:g} s at step {world.step()}")
         before, ended, began = world.step(), len(world.ends), time.monotonic()
-        with kind.begin(world, role):
+        second = self._second(role) if self._plan.together else None
+        with kind.begin(world, role), second.begin(world, second.roles[0]) if second else nullcontext():
             time.sleep(lasts_s)
         lasted_s, at, over = time.monotonic() - began, world.step(), time.monotonic()
         world.say(f"==== end of {kind.name} at step {at}")
         flows_s = self._wait_for_flow(at, over)
         ends = [f"{child}: {how}" for _, child, how in world.ends[ended:]]
-        self._expect(kind, ends)
-        met = Met(kind.name, role, round(lasted_s, 1), flows_s, world.lease_s, at - before, ends)
+        self._expect(kind.ends | (second.ends if second else frozenset()), kind.name, ends)
+        beside = f"{second.name} of {second.roles[0]}" if second else ""
+        met = Met(kind.name, role, round(lasted_s, 1), flows_s, world.lease_s, at - before, ends, beside)
         self.met.append(met)
         print(json.dumps(asdict(met)), flush=True)
 
@@ -109,10 +115,18 @@ class Trial:
             return kind.whole_s
         return kind.long_s if long else kind.seconds * plan.share
 
-    def _expect(self, kind: Kind, ends: Sequence[str]) -> None:
-        codes = {f"exit code {code} " for code in kind.ends}
+    def _second(self, role: str) -> Kind:
+        """A fault of another role, of its network or process, with that role alone."""
+        kinds = [kind for kind in possible(self._world) if set(ROLES) <= set(kind.roles)]
+        other = self._world.random.choice([one for one in ROLES if one != role])
+        kind = replace(self._world.random.choice(kinds), roles=(other,))
+        self._world.say(f"==== beside it {kind.name} of {other}")
+        return kind
+
+    def _expect(self, codes: Set[int], kind: str, ends: Sequence[str]) -> None:
+        texts = {f"exit code {code} " for code in codes}
         self.unexpected += [
-            f"{kind.name}: {end}" for end in ends if not any(code in f"{end} " for code in codes)
+            f"{kind}: {end}" for end in ends if not any(text in f"{end} " for text in texts)
         ]
 
     def _wait_for_step(self, step: int, timeout_s: float) -> bool:

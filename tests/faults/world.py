@@ -70,6 +70,7 @@ class World:
         self.run_folder = self.site.run_folder
         self.ends: list[tuple[float, str, str]] = []
         self.exits: list[int] = []
+        self.error: BaseException | None = None
         self.over = threading.Event()
         self.hosts: dict[str, FaultyHost] = {}
         self._writing = threading.Lock()
@@ -129,11 +130,16 @@ class World:
                     self.exits.append(code)
                     self.say(f"the run ended with exit code {code}")
             thread.join()
+            if self.error is not None:
+                raise self.error
             return self._supervise(str(self.step() + _LAST_STEPS))
 
     def _try(self, trial: Callable[[], None]) -> None:
         try:
             trial()
+        except BaseException as error:
+            self.error = error
+            raise
         finally:
             self.over.set()
             if self._supervisor:
