@@ -82,9 +82,10 @@ class TicketWorker:
         self._consumer = consumer
         self._stopping, self._ending = stopping, False
         self._disagreement: Disagreement | None = None
-        self._reclaim_every_s = run.lease_s / LOOKS_PER_LEASE
+        self._look_every_s = run.lease_s / LOOKS_PER_LEASE
         self._streams = _streams(connection, self._keys, consumer, run)
-        self._reclaim_at = dict.fromkeys(_PURPOSES, 0.0)
+        self._look_at = dict.fromkeys(_PURPOSES, 0.0)
+        self._late = dict.fromkeys(_PURPOSES, False)
         self._held = HeldTickets(contract.credit)
         self._follower = WeightFollower(
             engine, self._view, self._held,
@@ -161,9 +162,13 @@ class TicketWorker:
         """Take as many tickets of a purpose as there is room for, then start each job that may start.
 
         Return whether the queue server gave an entry, also if it was not held as a ticket; False as well
-        without room. Wait up to 0.1 s for training tickets. Raise ServerUnavailable and the other errors
-        of Connection.call.
+        without room. Twelve times a lease look for expired leases, also without room: the holder may
+        have been stopped, and others may be as full as this actor. Wait up to 0.1 s for training
+        tickets. Raise ServerUnavailable and the other errors of Connection.call.
         """
+        if time.monotonic() >= self._look_at[purpose]:
+            self._late[purpose] = await asyncio.to_thread(self._streams[purpose].has_expired)
+            self._look_at[purpose] = time.monotonic() + self._look_every_s
         count = self._held.places(purpose, self._groups.room(), self._engine.version)
         if count == 0:
             return False
@@ -177,16 +182,16 @@ class TicketWorker:
     def _claim(self, purpose: Purpose, count: int) -> list[Entry]:
         """Take up to `count` entries of a purpose: those whose lease expired, else new ones.
 
-        Expired ones are looked for until none is left, then again twelve times a lease. Any actor held
-        them, also this one, whose job may still run. Block up to 0.1 s for new training tickets, not for
+        Expired ones are taken until none is left, once `_take` has seen one. Any actor held them, also
+        this one, whose job may still run. Block up to 0.1 s for new training tickets, not for
         eval tickets; [] if none came. Raise ServerUnavailable and other errors of Connection.call.
         """
         stream = self._streams[purpose]
-        if time.monotonic() >= self._reclaim_at[purpose]:
+        if self._late[purpose]:
             late = stream.reclaim(count)
             if late:
                 return late
-            self._reclaim_at[purpose] = time.monotonic() + self._reclaim_every_s
+            self._late[purpose] = False
         return stream.take(count, _BLOCK_MS if purpose == "train" else 0)
 
     async def _admit(self, purpose: Purpose, entry: Entry) -> None:

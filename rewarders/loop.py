@@ -107,6 +107,7 @@ class Rewarder:
         self._threads = ThreadPoolExecutor(settings.rewarder.workers, "score")
         self._busy: set[Future[None]] = set()
         self._reclaim_at = self._look_at = 0.0
+        self._late = False
         self._failures = Failures()
         self._reported = (0, time.monotonic())
 
@@ -167,14 +168,19 @@ class Rewarder:
     def _start_work(self) -> None:
         """Take at most one group per free scoring process, and start a thread that scores each group.
 
-        If no process is free, wait at most 1 s for one, and take nothing. Else wait at most 1 s for
+        If no process is free, wait at most 1 s for one, and take nothing: only look, twelve times a
+        lease, which leases of others expire. Else wait at most 1 s for
         groups. Their leases are renewed from now on. A group that runs alone, see `_start`, is waited
         for without limit. Raise RunNotReady or ServerUnavailable if the server is lost, and the error of
         an earlier thread.
         """
         free = self._settings.rewarder.workers - len(self._busy)
         if free <= 0:  # after a lost reply there may be more groups than processes
-            wait(self._busy, BLOCK_MS / 1000, FIRST_COMPLETED)
+            look_every_s = self._settings.run.lease_s / LOOKS_PER_LEASE
+            if time.monotonic() >= self._reclaim_at:
+                self._reclaim_at = time.monotonic() + look_every_s
+                self._late = self._stream.has_expired()
+            wait(self._busy, min(BLOCK_MS / 1000, look_every_s), FIRST_COMPLETED)
             return
         entries = [
             entry for entry in self._next_entries(free) if not self._keeper.holds(self._stream, entry)
@@ -192,7 +198,8 @@ class Rewarder:
         RunNotReady or ServerUnavailable if the server is lost.
         """
         now = time.monotonic()
-        if now >= self._reclaim_at:
+        if self._late or now >= self._reclaim_at:
+            self._late = False
             self._reclaim_at = now + self._settings.run.lease_s / LOOKS_PER_LEASE
             if entries := self._stream.reclaim(count):
                 return entries

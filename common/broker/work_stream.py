@@ -198,24 +198,41 @@ class WorkStream:
             self._reader.drop("no place of a ticket", others)
         return issued
 
-    def reclaim(self, count: int) -> list[Entry]:
-        """Take over up to `count` entries whose lease expired, whoever held them.
+    def has_expired(self) -> bool:
+        """Return whether a lease expired, as `reclaim` would find. Nothing is taken over.
 
-        A lease has expired if calls of this method saw it unchanged for a lease, so the first call finds
-        none, nor do calls within a lease of a time when the server was away or took no writes: no holder
-        could renew one then. The expired lease counts as a failed attempt, but not as the last one: for
-        its last attempt a ticket runs alone. If the lease of such a run (`mark_alone`) expired, the
-        entry has `doomed` True, and the caller must bury it. Return [] if no lease expired. Entries that
-        no role can read, or no learner issued, are deleted, counted and left out. Raise
-        ServerUnavailable or another error of Connection.call.
+        A process that has no room for work calls this as often as `reclaim`: without looks in between,
+        `reclaim` could not tell how long a lease was unchanged. Raise ServerUnavailable or another error
+        of Connection.call.
         """
-        server = self._connection.server_id  # before the call, which may notice another one
+        return bool(self._expired())
+
+    def _expired(self) -> list[Lease]:
+        """Look at the stream's leases, and return those that expired, oldest entry first.
+
+        Raise ServerUnavailable or another error of Connection.call.
+        """
         rows = self._connection.call("leases", self._lease_keys, [])
         if self._interruptions != self._connection.interruptions:
             self._interruptions = self._connection.interruptions
             self._watch.forget()
-        leases = (Lease(text(entry), text(holder), int(count)) for entry, holder, count in rows)
-        expired = self._watch.look(leases)[:count]
+        return self._watch.look(
+            Lease(text(entry), text(holder), int(count)) for entry, holder, count in rows
+        )
+
+    def reclaim(self, count: int) -> list[Entry]:
+        """Take over up to `count` entries whose lease expired, whoever held them.
+
+        A lease has expired if calls of this method, or of `has_expired`, saw it unchanged for a lease,
+        so the first call finds none, nor do calls within a lease of a time when the server was away or
+        took no writes: no holder could renew one then. The expired lease counts as a failed attempt,
+        but not as the last one: for its last attempt a ticket runs alone. If the lease of such a run
+        (`mark_alone`) expired, the entry has `doomed` True, and the caller must bury it. Return [] if no
+        lease expired. Entries that no role can read, or no learner issued, are deleted, counted and left
+        out. Raise ServerUnavailable or another error of Connection.call.
+        """
+        server = self._connection.server_id  # before the look, which may notice another one
+        expired = self._expired()[:count]
         if not expired:
             return []
         args = (self.consumer, self.max_attempts, server, *(part for one in expired for part in one))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -262,6 +263,40 @@ def test_a_request_whose_lease_is_lost_is_aborted_and_not_handed_off(
     actor.stop()
     assert other.renew([entry.id]) == [True]
     assert a_run.groups() == {}
+
+
+class Gated(FakeEngine):
+    """The first request ends once `gate` is open, and fills the engine until then."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.gate = threading.Event()
+
+    async def generate(self, *request: Any) -> tuple[Rollout, ...]:
+        rollouts = await super().generate(*request)
+        while not self.gate.is_set():
+            await asyncio.sleep(0.01)
+        return rollouts
+
+    def room(self) -> int:
+        return super().room() if self.gate.is_set() or not self.requests else 0
+
+
+def test_a_full_actor_sees_a_lease_expire_and_takes_that_ticket_before_new_ones(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0))
+    assert a_run.stream("silent").take(1)
+    a_run.issue(a_run.ticket(1), a_run.ticket(2))
+    engine = Gated(slots=4)
+    start_actor(engine)
+    wait_until(lambda: engine.requests, "an actor without room")
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > 4 * LEASE_S, "the silent actor's lease to be over")
+    engine.gate.set()
+    wait_until(lambda: len(a_run.groups()) == 3, "3 groups")
+    assert [request.split("/")[0] for request in engine.requests] == ["train:1", "train:0", "train:2"]
 
 
 def test_a_finished_group_is_not_taken_away_while_the_server_has_no_room(

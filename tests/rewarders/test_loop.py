@@ -229,6 +229,24 @@ def test_a_long_scoring_keeps_its_lease(
     assert isinstance(scored, ScoredGroup)
 
 
+def test_a_busy_rewarder_sees_a_lease_expire_and_takes_that_group_before_new_ones(
+    run: RunUnderTest, rewarder: StartRewarder, tmp_path: Path
+) -> None:
+    ask_for(run, "wait_for_files")
+    meeting = make_meeting(tmp_path)
+    for number in range(3):
+        run.hand_in(f"train:{number}", "4", "five", folder=str(meeting), count=2)
+        if not number:
+            assert run.stream(run.keys.rollouts, "rewarder-silent", lease_s=1.0).take(1)
+    with rewarder(lease_s=1.0, workers=1, timeout_s=60.0, user=""):
+        wait_until(lambda: list(meeting.iterdir()), "the start of the scoring")
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began > 4.0, "the silent rewarder's lease to be over")
+        (meeting / "end").touch()
+        scored = run.outcomes("train", 3)
+    assert [one.group.ticket.id for one in scored] == ["train:1", "train:0", "train:2"]
+
+
 def test_a_doomed_group_is_buried(run: RunUnderTest, rewarder: StartRewarder) -> None:
     run.hand_in("train:0", "4", "5")
     lost = run.stream(run.keys.rollouts, "rewarder-lost", lease_s=0.1)
