@@ -279,7 +279,21 @@ local function beat(keys, args)
   return 1
 end
 
--- keys: fence, all other keys; args: incarnation, nonce, holder, then (index of a key, value) each
+-- Removes the consumers that hold nothing and have asked for nothing for that long, as those of killed processes.
+-- One that lives all the same is made again when it asks for work.
+local function remove_consumers(keys, idle_ms)
+  for _, key in ipairs(keys) do
+    local work = WORK_STREAMS[string.match(key, '([^:]*)$')]
+    for _, consumer in ipairs(work and redis.call('XINFO', 'CONSUMERS', key, GROUP) or {}) do
+      if value_of(consumer, 'pending') == 0 and value_of(consumer, 'idle') >= idle_ms then
+        redis.call('XGROUP', 'DELCONSUMER', key, GROUP, value_of(consumer, 'name'))
+      end
+    end
+  end
+end
+
+-- keys: fence, all other keys; args: incarnation, nonce, holder, idle time in ms after which consumers are
+-- removed, then (index of a key, value) each
 -- Rewrites what another client changed: the claim's nonce and holder, the values, and keys or groups that
 -- cannot be used. Returns the keys that were corrected.
 local function restore(keys, args)
@@ -289,7 +303,7 @@ local function restore(keys, args)
     redis.call('HSET', keys[1], 'nonce', args[2], 'holder', args[3])
     table.insert(corrected, keys[1])
   end
-  for i = 4, #args, 2 do
+  for i = 5, #args, 2 do
     local key = keys[tonumber(args[i])]
     if redis.call('GET', key) ~= args[i + 1] then
       redis.call('SET', key, args[i + 1])
@@ -297,6 +311,7 @@ local function restore(keys, args)
     end
   end
   for _, key in ipairs(make_groups(keys)) do table.insert(corrected, key) end
+  remove_consumers(keys, tonumber(args[4]))
   return corrected
 end
 

@@ -21,6 +21,7 @@ from penstock.learner.state.deltas import Offer
 _SLICE = 1000  # tickets in one call, which blocks the server for some milliseconds
 _LOOK_S = 0.1  # between two looks at another learner's lease
 _DAY_S = 86_400.0
+_FORGOTTEN_S = _DAY_S  # a consumer that held and asked for nothing for that long is removed
 
 log = get_logger(__name__)
 
@@ -133,8 +134,9 @@ class LearnerQueue:
         """Rewrite contract, weights, state, groups, nonce and holder where another client changed them.
 
         The groups are those of the streams' consumers; keys that cannot be used, as of a wrong type, are
-        deleted. Do nothing before the claim and while another thread publishes. Each corrected key is
-        logged once. If a stream or hash was corrected, set `damaged`, for the caller to join again: a
+        deleted. Remove consumers that held and asked for nothing for a day, as those of killed actors.
+        Do nothing before the claim and while another thread publishes. Each corrected key is logged
+        once. If a stream or hash was corrected, set `damaged`, for the caller to join again: a
         stream's ids may begin again below the reader's position. Raise RunTaken, ServerUnavailable or
         another error of Connection.call.
         """
@@ -145,7 +147,7 @@ class LearnerQueue:
             flat = [
                 part for key, value in self._published.items() for part in (keys.index(key) + 1, value)
             ]
-            args = [self.incarnation, *self._claimed, *flat]
+            args = [self.incarnation, *self._claimed, int(1000 * _FORGOTTEN_S), *flat]
             corrected = list(map(text, self.connection.call("restore", keys, args)))
             if set(corrected) - self._published.keys() - {self.keys.fence}:
                 self.damaged = True

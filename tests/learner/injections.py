@@ -304,7 +304,9 @@ CALLS: dict[str, Injection] = {
     "a claim of a lower incarnation": fcall("claim", " ".join(CLAIM), "nonce", 0, "thief", 1),
     "a claim of another folder": fcall("claim", " ".join(CLAIM), "other", 9, "thief", 1),
     "a heartbeat that leaves": fcall("beat", "fence", 1, 0, "left"),
-    "`restore` with another contract": fcall("restore", "fence contract", 1, "nonce", "x", 2, b"x"),
+    "`restore` with another contract": fcall(
+        "restore", "fence contract", 1, "nonce", "x", 86_400_000, 2, b"x"
+    ),
     "`issue` of train:999": fcall("issue", "fence open ledger tickets", 1, UNKNOWN, "1.0", b"x"),
     "`close` of train:2 as trained": fcall(
         "close", "fence open ledger scored", 1, 0, 1, TRAIN, "trained"

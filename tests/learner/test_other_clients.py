@@ -16,11 +16,13 @@ from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError, DeadlineExceeded, RunNotReady, RunTaken
 from penstock.common.files.run_folder import LearnerFolder
+from penstock.common.monitor.snapshot import read_consumers
 from penstock.common.phases import Phases
 from penstock.common.wire.codec import decode
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Ticket, Version
 from penstock.learner.start import _naming_the_successor
+from penstock.learner.streams import learner_queue
 from penstock.learner.streams.heartbeat import Heartbeat
 from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.helpers import wait_until
@@ -287,6 +289,34 @@ def test_a_deleted_group_is_made_again_and_its_work_given_out(bench):
         worker.take(1)
     bench.queue.restore()
     assert len(worker.take(9)) == 4
+
+
+# Consumers
+
+
+def consumers(bench: Bench) -> set[str]:
+    return {one.name for one in read_consumers(bench.connection, bench.keys.tickets)}
+
+
+def test_consumers_that_do_nothing_for_a_day_are_removed_unless_they_hold_work(bench, monkeypatch):
+    holder, idle = (
+        WorkStream(bench.connection, bench.keys, bench.keys.tickets, name, 30.0, 3)
+        for name in ("holder", "idle")
+    )
+    (entry,) = idle.take(1)
+    assert idle.give_back(entry)
+    taken = holder.take(9)
+    assert len(taken) == 4
+    bench.queue.restore()
+    assert consumers(bench) == {"holder", "idle"}
+    monkeypatch.setattr(learner_queue, "_FORGOTTEN_S", 0.05)
+    with structlog.testing.capture_logs() as logs:
+        wait_until(lambda: bench.queue.restore() or consumers(bench) == {"holder"}, "the removal")
+    assert logs == []
+    assert not bench.queue.damaged
+    assert holder.give_back(taken[0])
+    assert len(idle.take(1)) == 1  # it lives: it is made again
+    assert consumers(bench) == {"holder", "idle"}
 
 
 # Outcomes
