@@ -87,6 +87,8 @@ nightly: install
 	$(BIN)/python -m tests.chaos --seed $(SEED) --environments --seconds 60
 	$(BIN)/python -m tests.chaos --seed $(SEED) --agents --seconds 60
 	$(BIN)/python -m tests.faults --seed $(SEED) --whole
+	$(BIN)/python -m tests.soak
+	$(BIN)/python -m tests.joiners --seed $(SEED)
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	$(BIN)/python -m tests.e2e.kills --real
 	$(BIN)/python -m tests.fuzz --seed $(SEED) --seconds 180

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+from collections import deque
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +21,8 @@ CALL = 32
 """The token after the letters of the tests' tokenizer, if that has tool calls."""
 DIGITS = (3, 13)
 """Token ids from 3 to 12 are the digits 0 to 9 of the tests' tokenizer."""
+
+_KEPT = 100
 
 Misbehaviour = Literal["crash", "exit", "hang", "refuse"]
 
@@ -39,34 +43,41 @@ class FakeEngine:
     token_delay_s: float = 0.0
     poison: int = -1
     misbehaviour: Misbehaviour = "crash"
-    requests: list[str] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
-    taken: list[Version] = field(default_factory=list)
+    requests: MutableSequence[str] = field(default_factory=list)
+    aborted: MutableSequence[str] = field(default_factory=list)
+    taken: MutableSequence[Version] = field(default_factory=list)
     most_at_once: int = 0
     ends_every_s: float = 0.0
     talks: bool = False
     device: str = ""
     naps: list[str] = field(default_factory=list)
     nap_delay_s: float = 0.1
-    scored: list[str] = field(default_factory=list)
+    scored: MutableSequence[str] = field(default_factory=list)
     wrong_loads: int = 0
     score_delay_s: float = 0.0
     loads: int = 0
 
     def __post_init__(self) -> None:
         self._tokens = 0
-        self._weights: list[Weights] = []
+        self._weights: deque[Weights] = deque(maxlen=1)
         self._in_flight: dict[str, tuple[int, asyncio.Event]] = {}
         self._dropped = False
 
     @classmethod
     def from_environment(cls, slots: int) -> FakeEngine:
-        """An engine as FAKE_TOKEN_DELAY_S, FAKE_POISON and FAKE_MISBEHAVIOUR describe it."""
+        """An engine as FAKE_TOKEN_DELAY_S, FAKE_POISON and FAKE_MISBEHAVIOUR describe it.
+
+        Its lists keep the newest only, as the memory of a long run must not grow.
+        """
         return cls(
             slots,
             float(os.environ.get("FAKE_TOKEN_DELAY_S", "0")),
             int(os.environ.get("FAKE_POISON", "-1")),
             os.environ.get("FAKE_MISBEHAVIOUR", "crash"),  # type: ignore[arg-type]
+            requests=deque(maxlen=_KEPT),
+            aborted=deque(maxlen=_KEPT),
+            scored=deque(maxlen=_KEPT),
+            taken=deque(maxlen=_KEPT),
             talks=bool(os.environ.get("FAKE_TALKS")),
             device=os.environ.get("FAKE_DEVICE", ""),
         )

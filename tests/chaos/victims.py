@@ -50,12 +50,12 @@ def find_victims(children: Sequence[Child]) -> list[Victim]:
             found += [
                 Victim(EPISODE if (name, helper) == (ACTOR, SCORER) else helper, child.name, process.pid)
                 for process in psutil.Process(pid).children(recursive=True)
-                if (helper := _helper_kind(process, pid))
+                if (helper := helper_kind(process, pid))
             ]
     return found
 
 
-def _helper_kind(process: psutil.Process, role: int) -> str:
+def helper_kind(process: psutil.Process, role: int) -> str:
     """A nursery's forks have its command line: keepers, and below them the processes that score.
 
     Return "" for what is gone or not yet itself.

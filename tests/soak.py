@@ -1,0 +1,286 @@
+"""A long calm run, in which nothing may grow.
+
+    python -m tests.soak [--seconds S] [--groups N] [--json] [--folder F]
+
+runs `penstock up` with fake engines and tiny groups. Every few seconds each process is looked at
+(memory, file descriptors, threads) and the queue server (keys, memory, consumers, lengths of streams).
+Prints the medians of the first and the last third after a warm-up, and of the learner's processor
+time per step. Exit code 1 if something grew by more than its bound (`has_grown`), if the processor time
+per step grew by more than 5%, or if fewer than N groups were trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import psutil
+
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import GROUP, Keys
+from penstock.common.broker.local_server import started_server
+from penstock.common.files.run_folder import RunFolder
+from tests.chaos.victims import helper_kind
+from tests.e2e.site import FAKE_PROCFILE, Site
+
+GROUPS_PER_STEP = 4
+CREDIT = 2 * GROUPS_PER_STEP
+WARM_UP = 0.25
+"""Of a run, before the first third: pools of threads and caches fill."""
+
+MEMORY_MIB, MEMORY_SHARE = 5.0, 0.05
+CPU_SHARE = 0.05
+CPU_STEPS = 1000
+_MIB = 2**20
+_STARTED = re.compile(r"^(\S+)\s*\| -- Started as process (\d+)")
+
+Sample = dict[str, dict[str, float]]
+"""By process, stream or server, what was measured of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A measure of a process, stream or the server: the medians of the first and the last third."""
+
+    of: str
+    measure: str
+    first: float
+    last: float
+    grew: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """What a run's samples say. `grew` names what grew over its bound, `faults` what else is wrong."""
+
+    seconds: float
+    steps: int
+    groups: int
+    samples: int
+    rows: list[Row]
+    cpu: dict[str, tuple[float, float]]
+    """By role, processor seconds per step: of the first steps after the warm-up and of the last."""
+    grew: list[str]
+    faults: list[str]
+
+
+def variables() -> dict[str, str]:
+    """The settings of a run whose steps are tiny and many."""
+    return {
+        "LEARNER_NUM_GENERATIONS": "2",
+        "LEARNER_GROUPS_PER_STEP": str(GROUPS_PER_STEP),
+        "LEARNER_MAX_STEPS": "1000000",
+        "LEARNER_EVAL_STEPS": "200",
+        "LEARNER_JOURNAL_SEGMENT_MIB": "1",
+        "RUN_LEASE_S": "10",
+        "FAKE_TOKEN_DELAY_S": "0.002",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def run_soak(site: Site, seconds: float, every_s: float, groups: int = 0) -> Soak:
+    """Run for `seconds` after the first step, and compare what was seen every `every_s`.
+
+    The run goes on until there are some steps after the warm-up.
+    """
+    site.start("--actors", "2", "--rewarders", "2")
+    try:
+        site.wait_for(lambda: _count_steps(site) > 0, "the first step")
+        began, at = time.monotonic(), 0.0
+        connection = Connection(started_server(RunFolder(site.run_folder)), 10, 30)
+        samples: list[Sample] = []
+        steps_at: list[int] = []
+        while at < seconds or steps_at[-1] < steps_at[int(WARM_UP * len(steps_at))] + GROUPS_PER_STEP:
+            due = began + at + every_s
+            site.wait_for(lambda due=due: time.monotonic() >= due, "the next sample")  # type: ignore[misc]
+            samples.append(take_sample(site, connection))
+            steps_at.append(_count_steps(site))
+            at = time.monotonic() - began
+        connection.close()
+    finally:
+        site.stop()
+    faults = [] if site.wait(60) == 0 else [f"the run ended with exit code {site.wait(1)}"]
+    starts = Counter(match.group(1) for line in site.lines if (match := _STARTED.match(line)))
+    faults += [f"{child} was started {count} times" for child, count in starts.items() if count > 1]
+    trained = steps_at[-1] * GROUPS_PER_STEP
+    if trained < groups:
+        faults.append(f"{trained} groups were trained, expected at least {groups}")
+    rows = compare(samples)
+    cpu = cpu_per_step(read_metrics(site.run_folder)[steps_at[int(WARM_UP * len(steps_at))] :])
+    grew = [f"{row.of}: {row.measure} from {row.first:g} to {row.last:g}" for row in rows if row.grew]
+    first, last = cpu["learner"]
+    if last > (1 + CPU_SHARE) * first:
+        grew.append(f"the learner's processor time per step from {first:.4f} s to {last:.4f} s")
+    return Soak(round(at, 1), steps_at[-1], trained, len(samples), rows, cpu, grew=grew, faults=faults)
+
+
+def _count_steps(site: Site) -> int:
+    path = site.run_folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+def take_sample(site: Site, connection: Connection) -> Sample:
+    """Look at every process of the run and at the server."""
+    found: Sample = {}
+    for name, process in _processes(site):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            seen = {
+                "processes": 1.0,
+                "memory": process.memory_info().rss / _MIB,
+                "descriptors": float(process.num_fds()),
+                "threads": float(process.num_threads()),
+            }
+            known = found.setdefault(name, dict.fromkeys(seen, 0.0))
+            for measure, value in seen.items():
+                known[measure] += value
+    return found | _server(connection, Keys(site.variables["RUN_NAME"]))
+
+
+def _processes(site: Site) -> Iterator[tuple[str, psutil.Process]]:
+    """All processes with names; helpers of a kind have one name for each role's process."""
+    assert site.process is not None
+    up = psutil.Process(site.process.pid)
+    yield "penstock up", up
+    roles = {int(match.group(2)): match.group(1) for line in list(site.lines)
+             if (match := _STARTED.match(line))}  # fmt: skip
+    for process in up.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.pid in roles:
+                yield roles[process.pid], process
+                continue
+            above = [parent.pid for parent in process.parents()]
+            role = next((pid for pid in above if pid in roles), up.pid)
+            kind = helper_kind(process, role) or "helper"
+            yield f"{roles.get(role, 'penstock up')} {kind}", process
+
+
+def _server(connection: Connection, keys: Keys) -> Sample:
+    info = connection.execute("INFO")
+    server = {
+        "memory": info["used_memory"] / _MIB,
+        "keys": float(connection.execute("DBSIZE")),
+        "clients": float(info["connected_clients"]),
+        "fields": float(
+            sum(connection.execute("HLEN", key) for key in (keys.ledger, keys.processes, keys.costs))
+        ),
+    }
+    found: Sample = {"server": server}
+    for key in (*keys.work_streams, *keys.outcome_streams, keys.dead):
+        found[name := "stream " + key.rpartition(":")[2]] = {
+            "length": float(connection.execute("XLEN", key))
+        }
+        if key in keys.work_streams:
+            consumers = connection.execute("XINFO CONSUMERS", key, GROUP)
+            found[name]["consumers"] = float(len(consumers))
+    return found
+
+
+def compare(samples: Sequence[Sample]) -> list[Row]:
+    """The medians of the first and the last third after the warm-up. What was not there counts as 0."""
+    calm = samples[int(WARM_UP * len(samples)) :]
+    third = max(1, len(calm) // 3)
+    subjects = {(of, measure): None for one in calm for of, seen in one.items() for measure in seen}
+    rows = []
+    for of, measure in subjects:
+        parts = [
+            [one.get(of, {}).get(measure, 0.0) for one in part] for part in (calm[:third], calm[-third:])
+        ]
+        first, last = map(median, parts)
+        # A thread that lives for a moment moves the median; what leaks lifts the lowest value as well.
+        grew = has_grown(measure, first, last) and has_grown(measure, *map(min, parts))
+        rows.append(Row(of, measure, round(first, 2), round(last, 2), grew))
+    return rows
+
+
+def has_grown(measure: str, first: float, last: float) -> bool:
+    """Whether a median grew by more than its bound.
+
+    Memory: 5% and 5 MiB; length of a stream: the credit; descriptors, threads, keys and consumers: one.
+    """
+    more = last - first
+    if measure == "memory":
+        return more > MEMORY_MIB and more > MEMORY_SHARE * first
+    return more > CREDIT if measure == "length" else more >= 1
+
+
+def read_metrics(run_folder: Path) -> list[dict[str, Any]]:
+    """All steps, in order."""
+    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def cpu_per_step(steps: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """By role, processor seconds per step: of the first steps and of the last.
+
+    The learner's are medians, without its wait for groups. Others report every 2 s: means of all steps.
+    """
+    count = max(1, min(CPU_STEPS, len(steps) // 2))
+    parts = steps[:count], steps[-count:]
+    learner, actor, rewarder = (
+        tuple(how(_cpu(step, role) for step in part) for part in parts)
+        for role, how in (("learner", median), ("actor", fmean), ("rewarder", fmean))
+    )
+    return {"learner": learner, "actor": actor, "rewarder": rewarder}  # type: ignore[dict-item]
+
+
+def _cpu(step: Mapping[str, Any], role: str) -> float:
+    return sum(
+        value
+        for name, value in step.items()
+        if name.startswith(f"perf/{role}/") and name.endswith("_cpu_s") and "/waiting_" not in name
+    )
+
+
+def format_soak(soak: Soak) -> str:
+    """The table for people."""
+    by_subject: dict[str, list[str]] = {}
+    for row in soak.rows:
+        change = f"{row.first:g}" + ("" if row.first == row.last else f" -> {row.last:g}")
+        mark = " GREW" if row.grew else ""
+        by_subject.setdefault(row.of, []).append(f"{row.measure} {change}{mark}")
+    lines = ["medians of the first third after the warm-up -> of the last third; memory in MiB", ""]
+    lines += [f"{of:<28}{', '.join(measures)}" for of, measures in by_subject.items()]
+    lines += ["", "processor time per step, in ms: of the first steps after the warm-up and of the last"]
+    lines += [f"{role:<30}{1e3 * first:>24.3f}{1e3 * last:>12.3f}"
+              for role, (first, last) in soak.cpu.items()]  # fmt: skip
+    lines += ["", f"{soak.groups} groups in {soak.steps} steps and {soak.seconds:g} s, "
+              f"{soak.samples} samples"]  # fmt: skip
+    lines += [f"GREW: {what}" for what in soak.grew] + [f"FAULT: {fault}" for fault in soak.faults]
+    return "\n".join([*lines, f"verdict: {len(soak.grew)} grew, {len(soak.faults)} faults"])
+
+
+def main() -> int:
+    """Run it in a new folder, or the one given."""
+    parser = argparse.ArgumentParser(prog="tests.soak", description="A long run in which nothing grows.")
+    parser.add_argument("--seconds", type=float, default=1200.0, help="length of the run")
+    parser.add_argument(
+        "--groups", type=int, default=10_000, help="groups that are to be trained at least"
+    )
+    parser.add_argument("--every-s", type=float, default=3.0, help="seconds between two samples")
+    parser.add_argument("--json", action="store_true", help="print one object of JSON")
+    parser.add_argument("--folder", type=Path, help="empty folder to use (default: a new one)")
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="penstock-soak-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        parser.error(f"--folder {folder} is not empty: a run in it would go on; give a new one")
+    print(f"the run's folder is in {folder}", file=sys.stderr, flush=True)
+    site = Site(folder, FAKE_PROCFILE, **variables())
+    soak = run_soak(site, options.seconds, options.every_s, options.groups)
+    print(json.dumps(asdict(soak), indent=1) if options.json else format_soak(soak))
+    return 1 if soak.grew or soak.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
