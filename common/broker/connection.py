@@ -319,8 +319,7 @@ class Connection:
     def _wait(self, lost: Deadline, cause: Exception, size: int, report: bool) -> None:
         """Wait 0.2 s for a server that is `lost` for `cause`, and log the wait if it is to be reported.
 
-        `size` is that of the command in bytes. Raise ServerUnavailable if the time is over, or if this
-        process is told to stop.
+        `size` is the command's. Raise ServerUnavailable if the time is over, or if told to stop.
         """
         why = explain(cause)
         if lost.remaining_s == 0:
