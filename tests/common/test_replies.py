@@ -32,6 +32,7 @@ PASSES = [
     "-TRYAGAIN Multiple keys request during rehashing of slot",
     "-LOADING Redis is loading the dataset in memory",
     "-ERR max number of clients reached",
+    "-UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
     "-EXECABORT Transaction discarded because of: READONLY You can't write against a read only replica.",
     ":no number",
     "HTTP/1.1 400 Bad Request\r\nContent-Type: text/html",
