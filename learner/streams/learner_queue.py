@@ -131,7 +131,7 @@ class LearnerQueue:
         return [self.keys.fence, *(key for key in self.keys.all if key != self.keys.fence)]
 
     def restore(self) -> None:
-        """Rewrite contract, weights, state, groups, nonce and holder where another client changed them.
+        """Rewrite contract, weights, state, groups and claim where another client changed them.
 
         The groups are those of the streams' consumers; keys that cannot be used, as of a wrong type, are
         deleted. Remove consumers that held and asked for nothing for a day, as those of killed actors.
@@ -151,6 +151,7 @@ class LearnerQueue:
             corrected = list(map(text, self.connection.call("restore", keys, args)))
             if set(corrected) - self._published.keys() - {self.keys.fence}:
                 self.damaged = True
+            self.own()
         finally:
             self._publishing.release()
         for key in corrected:

@@ -75,6 +75,15 @@ def test_numbers_that_no_learner_wrote_refuse_no_folder(tmp_path, connection, ke
     check_not_older(RunFolder(tmp_path), RunView(connection, keys))
 
 
+def test_the_learner_restores_what_the_server_knows_of_its_folder(tmp_path, connection, keys):
+    bench = run_in(tmp_path, connection, keys)
+    connection.execute("HSET", keys.fence, "claimed", "3", "journal", "9" * 9, "folder", "x")
+    bench.queue.restore()
+    known = (1, bench.commit_log.position.offset, name_of(RunFolder(tmp_path)))
+    assert RunView(connection, keys).newest_folder() == known
+    check_not_older(RunFolder(tmp_path), RunView(connection, keys))
+
+
 def test_a_learner_that_was_killed_between_its_two_claims_is_followed(tmp_path, connection, keys):
     run_in(tmp_path, connection, keys)
     connection.execute("HSET", keys.fence, "incarnation", "2")  # and no file claims it
