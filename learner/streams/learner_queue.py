@@ -113,13 +113,13 @@ class LearnerQueue:
             holder, beats, lease = (text(value or b"") for value in found)
             lease_s = int(lease) / 1000 if is_number(lease) else 0.0
             now = Lease("learner", holder, int(beats) if is_number(beats) else -1)
-            if holder in harmless or not 0 < lease_s <= _DAY_S or now != (first or now):
+            anew = first is None or self.connection.interruptions != known  # a server may lose beats
+            if holder in harmless or not 0 < lease_s <= _DAY_S or not (anew or now == first):
                 return "-"
-            if first is None or self.connection.interruptions != known:
-                known, watch = self.connection.interruptions, LeaseWatch(lease_s)
             if first is None:
                 log.info(f"Waiting up to {lease_s:g} s for a sign of the learner {short(holder)}.")
-            first = now
+            if anew:
+                known, watch, first = self.connection.interruptions, LeaseWatch(lease_s), now
             if watch.look([now]):
                 return beats
             if self.connection.stopping.wait(_LOOK_S):

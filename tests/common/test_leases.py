@@ -273,3 +273,23 @@ def test_what_is_being_handed_on_is_renewed_and_not_missed(run: Run) -> None:
         keeper._renew()
     assert not keeper.holds(owner, entry)
     assert lost == logs == []
+
+
+def test_a_heartbeat_that_a_server_lost_is_no_sign_of_a_learner(run: Run) -> None:
+    run.learner.claim("nonce", "dead", 0.3)
+    run.learner.beat(0.3, "working")
+    run.learner.beat(0.3, "working")
+    connection = run.connection
+
+    class Restarting(threading.Event):
+        """A server that was killed, and is back without the last heartbeat, when it is asked again."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            if not connection.restarts:
+                connection.restarts, connection.interruptions = 1, connection.interruptions + 1
+                connection.execute("HSET", run.keys.fence, "beats", 1)
+            return super().wait(timeout)
+
+    connection.stopping = Restarting()
+    LearnerQueue(connection, run.keys, 2).claim("nonce", "next", 0.3)
+    assert connection.execute("HGET", run.keys.fence, "holder") == b"next"
