@@ -5,6 +5,7 @@ commands that are not idempotent. Every command sent here is idempotent: a repea
 nothing, and a worker asks for entries whose delivery was lost.
 """
 
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -44,7 +45,10 @@ _ALWAYS_TAKEN = (1 << 20) - 4096
 _USUAL_LIMIT = 512 << 20
 
 _PIECE = 1 << 14
-"""Bytes that must be sent within the socket's timeout: 1.6 KB/s are enough, for a value of any size."""
+"""Bytes that must be sent within the socket's timeout, for a value of any size."""
+
+_UNSENT = 1 << 16
+"""The most bytes that wait in the system to be sent: what they take counts as the wait for the reply."""
 
 _LARGE = 1 << 20  # bytes of a command that are named when it fails
 
@@ -121,6 +125,8 @@ class Connection:
         except ConfigError:
             connection.disconnect()  # type: ignore[no-untyped-call]
             raise
+        if self.server.scheme != "unix" and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         connection.on_connect()  # type: ignore[no-untyped-call]
         self._new_socket.set()
 
