@@ -55,6 +55,7 @@ def main() -> int:
     parser.add_argument("--lease-s", type=float, default=3.0, help="RUN_LEASE_S of the run")
     parser.add_argument("--whole", action="store_true", help="long faults of 90 and 100 s")
     parser.add_argument("--together", action="store_true", help="two faults at a time")
+    parser.add_argument("--length-s", type=float, default=0.0, help="let each last as long")
     parser.add_argument("--folder", type=Path, help="empty folder to use (default: a new one)")
     options = parser.parse_args()
     kinds = [kind.strip() for kind in options.kinds.split(",") if kind.strip()]
@@ -65,7 +66,10 @@ def main() -> int:
     if any(folder.iterdir()):
         parser.error(f"--folder {folder} is not empty: give a new one")
     print(f"the processes' lines (roles.log) are in {folder}", file=sys.stderr, flush=True)
-    plan = Plan(kinds, options.seconds, options.count, whole=options.whole, together=options.together)
+    plan = Plan(
+        kinds, options.seconds, options.count, whole=options.whole, together=options.together,
+        length_s=options.length_s,
+    )  # fmt: skip
     verdict = run_faults(folder, options.seed, plan, options.lease_s)
     print(format_verdict(verdict))
     return 1 if verdict.faults else 0

@@ -212,9 +212,9 @@ KINDS = {
         Kind("emptied", killed(emptied=True), (SERVER,), ends=frozenset({75})),
         Kind("MISCONF", server_disk, (SERVER,), long_s=40.0, on_host=True),
         Kind("disk full", disk("ENOSPC"), (LEARNER,), long_s=40.0, on_host=True),
-        Kind("EIO", disk("EIO"), _DISK, ends=_FAILS, on_host=True),
-        Kind("ESTALE", disk("ESTALE"), _DISK, ends=_FAILS, on_host=True),
-        Kind("EROFS", disk("EROFS"), (LEARNER,), ends=_FAILS, on_host=True),
+        Kind("EIO", disk("EIO"), _DISK, long_s=40.0, ends=_FAILS, on_host=True),
+        Kind("ESTALE", disk("ESTALE"), _DISK, long_s=40.0, ends=_FAILS, on_host=True),
+        Kind("EROFS", disk("EROFS"), (LEARNER,), long_s=40.0, ends=_FAILS, on_host=True),
     )
 }
 

@@ -47,7 +47,8 @@ class Plan:
     """How many faults of which kinds: `count` of them, or those that begin within `seconds`.
 
     `kinds` are all that are possible here, if empty. `share` is that of its usual time that each lasts.
-    With `whole` long ones have their whole length, with `together` each has another one beside it.
+    With `whole` long ones have their whole length, with `together` each has another one beside it. If
+    `length_s` is not 0, each lasts as long.
     """
 
     kinds: Sequence[str] = ()
@@ -56,6 +57,7 @@ class Plan:
     share: float = 1.0
     whole: bool = False
     together: bool = False
+    length_s: float = 0.0
 
 
 class Trial:
@@ -110,6 +112,8 @@ class Trial:
 
     def _length(self, kind: Kind) -> float:
         plan = self._plan
+        if plan.length_s:
+            return plan.length_s
         long = plan.share == 1.0 and kind.long_s and len(self.met) % _LONG_EVERY == _LONG_EVERY - 1
         if plan.whole and long and kind.whole_s:
             return kind.whole_s
