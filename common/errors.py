@@ -88,10 +88,6 @@ class WrongType(RunNotReady):
     """A key of the run is of another type than expected. The learner deletes and restores the key."""
 
 
-class DiskFailed(PenstockError):
-    """The disk, or a network folder, failed. Files written before are whole: a restart resumes."""
-
-
 class MalformedMessage(PenstockError, exit_code=76):
     """Bytes, or a text, that are not a message, version or ticket id of this wire schema."""
 

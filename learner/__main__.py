@@ -1,19 +1,16 @@
 """The `learner` command. Settings are checked before anything heavy is imported."""
 
-import errno
 import json
 import sys
 from collections.abc import Mapping
 
 from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import LearnerCommand
-from penstock.common.errors import DiskFailed, DiskFull, PenstockError
+from penstock.common.errors import DiskFull
 from penstock.common.files.disk import is_full
 from penstock.common.heavy_imports import heavy_imports
 from penstock.common.log import configure_logs
 from penstock.common.role import begin_role
-
-_FAILED = frozenset({errno.EIO, errno.EROFS, errno.ESTALE})
 
 
 class Learner(LearnerCommand):
@@ -23,9 +20,8 @@ class Learner(LearnerCommand):
         """Train to the end of the run, or until SIGINT or SIGTERM, and return 0.
 
         The first signal lets the learner write a checkpoint and end; the second ends the process at
-        once. Raise DiskFull or DiskFailed for a file, RunTaken if another learner holds the run,
-        ConfigError or DataError if settings or data cannot work, and the other PenstockErrors that end a
-        training.
+        once. Raise DiskFull for a full disk, RunTaken if another learner holds the run, ConfigError or
+        DataError if settings or data cannot work, and the other PenstockErrors that end a training.
         """
         stopping = begin_role()
         with heavy_imports():
@@ -35,9 +31,9 @@ class Learner(LearnerCommand):
             run_learner(self, stopping)
             return 0
         except OSError as error:  # a full disk at the start, or on another rank, is not waited for
-            if told := _told(error):
-                raise told from error
-            raise
+            if not is_full(error):
+                raise
+            raise DiskFull(f"{error}. Make room on the disk, then start again to resume") from error
 
     def execute(self) -> int:
         """Train, or print what --dry-run or `help` asks for. Return the exit code.
@@ -66,18 +62,6 @@ class Learner(LearnerCommand):
         from penstock.learner.data.plan import describe, make_plan
 
         return describe(self.learner, make_plan(self.learner))
-
-
-def _told(error: OSError) -> PenstockError | None:
-    """Return what to tell the user of a full disk, or one that failed; None for any other error."""
-    if is_full(error):
-        return DiskFull(f"{error}. Make room on the disk, then start again to resume")
-    if error.errno in _FAILED:
-        return DiskFailed(
-            f"{error}. The disk, or the network folder, failed; what was journalled is whole. See that "
-            "the file can be read and written, then start again to resume"
-        )
-    return None
 
 
 def main() -> None:
