@@ -1,4 +1,4 @@
-#!lua name=penstock_2
+#!lua name=penstock_3
 -- The protocol's functions on the queue server. Each is one atomic step and idempotent: a call that is
 -- sent again after a lost reply changes nothing more.
 --
@@ -611,7 +611,7 @@ local function register(name, callback, flags, check)
     local refused = name ~= 'claim' and wrong_type(checked_keys) or check and check(keys[1], args[1])
     return refused or callback(keys, args)
   end
-  redis.register_function{function_name = 'penstock_2_' .. name, callback = checked, flags = flags}
+  redis.register_function{function_name = 'penstock_3_' .. name, callback = checked, flags = flags}
 end
 
 register('claim', claim, {})
