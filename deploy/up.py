@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -36,6 +36,7 @@ from penstock.common.files.modes import umask
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.guard import guard_children
 from penstock.common.log import log_errors_alone
+from penstock.common.monitor.sync_watch import SyncWatch
 from penstock.common.monitor.watch import RunWatch
 from penstock.common.role import ending_signals
 from penstock.deploy.child import Report, Service
@@ -123,7 +124,7 @@ class Up(Command):
             make_folder(folder.logs)
             show = self._show(settings) if report is None else nullcontext(report)
             try:
-                with closing(LogFiles(folder.logs)) as logs, show as take:
+                with closing(LogFiles(folder.logs)) as logs, show as take, _synced(settings):
                     reports = LastWords(logs, take, *([beside] if beside else []))
                     supervisor = Supervisor(services, environment, reports, counts, limits)
                     if threading.current_thread() is threading.main_thread():
@@ -224,6 +225,11 @@ class Up(Command):
             )
         password = read_secret(Path(settings.run.queue_password_file), "RUN_QUEUE_PASSWORD_FILE")
         return Listening(host, port, hash_password(password))
+
+
+def _synced(settings: RunCommand) -> AbstractContextManager[object]:
+    """Return the watch of the run's own queue server; of another one nothing is watched."""
+    return nullcontext() if settings.redis_url else SyncWatch(settings.run.folder)
 
 
 def _stop(supervisor: Supervisor, show: object, *_: object) -> None:

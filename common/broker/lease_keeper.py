@@ -21,12 +21,15 @@ class KeeperThread:
     """A thread, `name`, that calls `keep` every `interval_s` seconds from `start` to `stop`.
 
     No error of `keep` ends it: a main loop that worked on without its leases would have its work taken
-    away. A PenstockError is logged as a warning, since the main loop meets the same server and reports
-    it, any other error with its traceback.
+    away. A PenstockError is logged as a warning, which begins with `failed`, since the main loop meets
+    the same server and reports it, any other error with its traceback.
     """
 
-    def __init__(self, name: str, interval_s: float, keep: Callable[[], None]) -> None:
-        self._interval_s, self._keep = interval_s, keep
+    def __init__(
+        self, name: str, interval_s: float, keep: Callable[[], None],
+        failed: str = "The leases were not renewed",
+    ) -> None:  # fmt: skip
+        self._interval_s, self._keep, self._failed = interval_s, keep, failed
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -54,9 +57,9 @@ class KeeperThread:
             try:
                 self._keep()
             except PenstockError as error:
-                log.warning(shorten(f"The {self._thread.name} were not renewed: {error}"))
+                log.warning(shorten(f"{self._failed}: {error}"))
             except Exception:
-                log.exception(f"The {self._thread.name} were not renewed, and are tried again.")
+                log.exception(f"{self._failed}: the next time follows.")
 
 
 class LeaseKeeper:

@@ -58,7 +58,9 @@ class Heartbeat:
         self._lease_s, self._on_stall = lease_s, on_stall
         self._deadline = Deadline(stall_timeout_s)
         self._guard_at, self._superseded = 0.0, False
-        self._thread = KeeperThread("learner's leases", min(lease_s / 4, _LONGEST_PAUSE_S), self._keep)
+        every_s = min(lease_s / 4, _LONGEST_PAUSE_S)
+        told = "The learner's lease was not renewed"
+        self._thread = KeeperThread("heartbeat", every_s, self._keep, told)
 
     def __enter__(self) -> "Heartbeat":
         """Start the thread that renews the lease, and return the heartbeat."""

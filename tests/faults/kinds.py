@@ -189,7 +189,7 @@ def server_disk(world: World, role: str) -> Iterator[None]:
 
 _ANY = (*ROLES, SERVER)
 _DISK = (LEARNER, ACTOR)
-_FAILS = frozenset({1, 74})
+_FAILS = frozenset({71, 74})
 KINDS = {
     kind.name: kind
     for kind in (
