@@ -82,7 +82,7 @@ class RunSettings(Section):
     name: str = setting("run", "name of the run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     dir: Path = setting(Path("runs"), "folder that holds the folders of the runs")
     lease_s: float = setting(
-        30.0, "lease time in seconds; unless renewed, work or the learner's role passes on",
+        15.0, "lease time in seconds; unless renewed, work or the learner's role passes on",
         gt=0, le=86_400,
     )  # fmt: skip
     max_attempts: int = setting(3, "failed attempts after which a ticket is dead", ge=1)
