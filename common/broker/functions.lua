@@ -15,6 +15,7 @@
 local GROUP = 'workers'
 local ALONE = 1000000
 local RENEWAL = 2 * ALONE
+local MOST_RENEWALS = 1e9
 local LOOKED_AT = 1000  -- the oldest entries; later ones come up as these end
 local FENCE_JUMP = 1000  -- a fence that is higher by more was written by no learner
 local DEAD_KEPT = 10000  -- dead letters are for people; the verdict is in the journal
@@ -109,9 +110,10 @@ local function held_by(consumer, stream, entry)
   return pending and pending[2] == consumer and pending
 end
 
--- This renews the lease too: the delivery count is never one that it was before.
+-- This renews the lease too: the delivery count is never one that it was before. The number of renewals stays
+-- below MOST_RENEWALS: another client may have set a count that the server takes only once.
 local function give_to(consumer, stream, pending, lost, alone)
-  local renewals = math.floor((pending[4] - 1) / RENEWAL) + 1
+  local renewals = (math.floor((pending[4] - 1) / RENEWAL) + 1) % MOST_RENEWALS
   local deliveries = 1 + lost + (alone and ALONE or 0) + renewals * RENEWAL
   redis.call('XCLAIM', stream, GROUP, consumer, 0, pending[1], 'RETRYCOUNT', deliveries, 'JUSTID')
 end

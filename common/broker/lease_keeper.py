@@ -106,9 +106,9 @@ class LeaseKeeper:
             self._held[stream, entry.id] = on_lost
 
     def finish(self, stream: WorkStream, entry: Entry) -> None:
-        """Renew the lease of a held `entry` until `release`, and tell nobody if it is gone.
+        """Renew the lease of a held `entry` until `release`, without a call of `on_lost` if it is gone.
 
-        This is for the time in which the server is told what became of the entry, which may be long.
+        The caller hands the entry on, puts it back or buries it. The server may answer late.
         """
         with self._lock:
             if (stream, entry.id) in self._held:

@@ -1,4 +1,4 @@
-"""Which leases have run out: those that were not renewed for a lease, by this process's own clock.
+"""Finds leases that have run out: nobody renewed them for as long as a lease, by this process's clock.
 
 The server's clock does not count, because it may be set: a step back would make all leases live until
 the clock catches up, a step forward would end all of them at once.
@@ -34,7 +34,7 @@ class LeaseWatch:
         self._looked_at = time.monotonic()
 
     def look(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Return those of the present `leases` that have run out, in their order."""
+        """Return the leases that have run out, of the present `leases`, in their order."""
         now = time.monotonic()
         gap_s = min(now - self._looked_at, self._lease_s / 2)
         self._looked_at = now
@@ -43,5 +43,5 @@ class LeaseWatch:
         return [one for one, unchanged_s in self._unchanged_s.items() if unchanged_s > self._lease_s]
 
     def forget(self) -> None:
-        """Begin anew, as after a time in which holders could not reach the server."""
+        """Forget what was seen: holders could not reach the server, so no lease has run out."""
         self._unchanged_s = {}

@@ -184,6 +184,21 @@ def test_a_lease_renewed_since_the_look_is_left(run: Run) -> None:
     assert owner.renew([entry.id]) == [True]
 
 
+@pytest.mark.parametrize("count", [10**17, 2**63 - 1])
+def test_a_count_that_another_client_set_keeps_no_lease_from_its_renewal(run: Run, count: int) -> None:
+    run.issue(1, 2)
+    owner, other = run.actor("owner", lease_s=0.4), run.actor("other", lease_s=0.4)
+    first, second = owner.take(2)
+    claim = (
+        f"redis.call('XCLAIM', KEYS[1], '{GROUP}', 'owner', 0, ARGV[1], 'RETRYCOUNT', ARGV[2], 'JUSTID')"
+    )
+    run.connection.execute("EVAL", claim, 1, run.keys.tickets, first.id, count)
+    assert owner.renew([first.id, second.id]) == [True, True]
+    assert owner.renew([first.id, second.id]) == [True, True]
+    found = wait_until(lambda: other.reclaim(9), "both leases to run out")
+    assert [entry.ticket for entry in found] == ["train:1", "train:2"]
+
+
 # The learner's lease
 
 

@@ -59,4 +59,6 @@ def test_a_server_whose_sync_failed_takes_writes_again(
 
 
 def test_a_server_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
-    SyncWatch(RunFolder(tmp_path)).look()
+    watch = SyncWatch(RunFolder(tmp_path))
+    watch.look()
+    assert watch._connection is None
