@@ -86,7 +86,7 @@ nightly: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
 	$(BIN)/python -m tests.chaos --seed $(SEED) --environments --seconds 60
 	$(BIN)/python -m tests.chaos --seed $(SEED) --agents --seconds 60
-	$(BIN)/python -m tests.faults --seed $(SEED) --whole
+	$(BIN)/python -m tests.faults --seed $(SEED) --whole --lease-s 6
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.joiners --seed $(SEED)
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
@@ -106,7 +106,8 @@ nightly: install
 # The tests that are longer with NIGHTLY=1, or need other packages. Most wait for processes and leases.
 NIGHTLY_TESTS := $(addprefix tests/, e2e/test_two_hosts.py e2e/test_server_loss.py e2e/test_two_ranks.py \
 	e2e/test_adapters.py e2e/test_secure_demo.py e2e/test_agents.py e2e/test_openenv_training.py \
-	e2e/test_secrets.py e2e/test_report_page.py common/test_protocol_machine.py common/test_tls.py crashes/test_mutants.py \
+	e2e/test_secrets.py e2e/test_report_page.py e2e/test_demo_screen.py \
+	common/test_protocol_machine.py common/test_tls.py crashes/test_mutants.py \
 	learner/test_chat_formats.py learner/test_injections.py learner/test_loss_options.py \
 	packaging/test_import_names.py packaging/test_pages.py rewarders/test_attacks.py rewarders/test_generated_golds.py \
 	rewarders/test_packages.py)

@@ -83,7 +83,7 @@ class TicketWorker:
         self._stopping, self._ending = stopping, False
         self._disagreement: Disagreement | None = None
         self._look_every_s = run.lease_s / LOOKS_PER_LEASE
-        self._streams = _streams(connection, self._keys, consumer, run)
+        self._streams = _streams(connection, self._keys, consumer, run, contract.largest_group)
         self._look_at = dict.fromkeys(_PURPOSES, 0.0)
         self._late = dict.fromkeys(_PURPOSES, False)
         self._held = HeldTickets(contract.credit)
@@ -443,12 +443,15 @@ class TicketWorker:
 
 
 def _streams(
-    connection: Connection, keys: Keys, consumer: str, run: RunSettings
+    connection: Connection, keys: Keys, consumer: str, run: RunSettings, largest: int
 ) -> dict[Purpose, WorkStream]:
-    """Return by purpose the run's stream of tickets, as the actor `consumer` reads it."""
+    """Return by purpose the run's stream of tickets, as the actor `consumer` reads it.
+
+    `largest` is the most bytes of a group that the run takes.
+    """
     return {
         purpose: WorkStream(
-            connection, keys, keys.tickets_for(purpose), consumer, run.lease_s, run.max_attempts
+            connection, keys, keys.tickets_for(purpose), consumer, run.lease_s, run.max_attempts, largest
         )
         for purpose in _PURPOSES
     }

@@ -18,7 +18,7 @@ from penstock.common.errors import MalformedMessage, ValueTooLarge
 from penstock.common.log import get_logger, shorten
 from penstock.common.text import SHOWN, encodable
 from penstock.common.wire.codec import encode
-from penstock.common.wire.ids import Purpose, TicketId
+from penstock.common.wire.ids import LARGEST, Purpose, TicketId
 from penstock.common.wire.messages import Verdict
 
 log = get_logger(__name__)
@@ -126,7 +126,8 @@ class WorkStream:
     """The calls by which one process, `consumer`, takes work from one stream and hands it on.
 
     `stream` is the stream's key. A lease expires `lease_s` seconds after it was last renewed. A ticket
-    is dead after `max_attempts` failed attempts. Creating a WorkStream calls nothing.
+    is dead after `max_attempts` failed attempts, or if its payload has over `largest` bytes after this
+    process's work. Creating a WorkStream calls nothing.
     """
 
     def __init__(
@@ -137,10 +138,12 @@ class WorkStream:
         consumer: str,
         lease_s: float,
         max_attempts: int,
+        largest: int = LARGEST,
     ) -> None:
         self.stream = stream
         self.consumer = consumer
         self.max_attempts = max_attempts
+        self._largest = largest
         self._connection = connection
         self._keys = keys
         self._lease_keys = (keys.fence, stream)
@@ -291,19 +294,32 @@ class WorkStream:
         return [fit and bool(next(answers)) for fit in fits]
 
     def _fits(self, entry: Entry, payload: bytes) -> bool:
-        """Return whether the server takes the payload; if not, log an error and bury the ticket.
+        """Return whether run and server take the payload; if not, log an error and bury the ticket.
 
         To bury is to end the ticket as dead, if this consumer holds the entry. Raise ServerUnavailable
         or another error of Connection.call.
         """
         try:
-            self._connection.check_size(payload, f"the group of ticket {entry.ticket}")
+            self._check_size(payload, f"the group of ticket {entry.ticket}")
         except ValueTooLarge as error:
             remedy = "lower LEARNER_NUM_GENERATIONS or LEARNER_MAX_COMPLETION_LENGTH"
             log.error(f"Ticket {entry.ticket} is dead: {error}. To avoid this, {remedy}.")
             self.bury(entry, entry.ticket.purpose, f"{error}: {remedy}")
             return False
         return True
+
+    def _check_size(self, payload: bytes, what: str) -> None:
+        """Raise ValueTooLarge, naming `what`, for a payload that run or server does not take.
+
+        Raise ServerUnavailable or another error of Connection.call if the server, asked for its limit,
+        does not answer.
+        """
+        if len(payload) > self._largest:
+            raise ValueTooLarge(
+                f"{what} has {len(payload):,} bytes, but the run takes at most {self._largest:,} "
+                "(LEARNER_MAX_GROUP_MIB)"
+            )
+        self._connection.check_size(payload, what)
 
     def give_back(self, entry: Entry) -> bool:
         """Put the entry back at the end of its stream. The attempt does not count as failed.

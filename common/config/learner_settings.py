@@ -164,6 +164,7 @@ class SamplingSettings(Section):
     max_completion_length: int = setting(
         512, "largest number of tokens of a completion", ge=1, le=LARGEST_INT32
     )
+    max_group_mib: int = setting(256, "most MiB of a group's rollouts; a larger one dies", ge=1, le=4096)
     temperature: float = setting(
         1.0, "sampling temperature", ge=LOWEST_TEMPERATURE, le=HIGHEST_TEMPERATURE
     )

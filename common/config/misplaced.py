@@ -129,9 +129,8 @@ def _reference(settings: LearnerSettings) -> list[_Rule]:
 
     The rules: nothing is trained; the reference is always the policy itself; beta is below 0.0001.
     """
-    beta, same = settings.beta, _is_own_reference(settings)
+    beta, same, idle = settings.beta, _is_own_reference(settings), settings.evaluate_only
     given = f"LEARNER_BETA={beta:g} needs a reference model and a forward pass of it per Update"
-    idle = settings.evaluate_only
     return [
         (beta > 0 and idle, f"{given}, and LEARNER_EVALUATE_ONLY trains nothing: leave it out."),
         (

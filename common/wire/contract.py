@@ -83,7 +83,8 @@ class Contract:
     completion.
     `episodes` has the tools and environments, and `chat` what an actor needs to add turns to a prompt.
     With `cast_lm_head_to_fp32` logits are computed in fp32 in a bf16 model too, by learner and actors.
-    With `share_device` the actors of the learner's host use the device by turns with it.
+    With `share_device` the actors of the learner's host use the device by turns with it. A ticket whose
+    group of rollouts has over `largest_group` bytes is dead.
     """
 
     model: str
@@ -101,12 +102,14 @@ class Contract:
     cast_lm_head_to_fp32: bool = False
     share_device: bool = False
     adapter: AdapterSpec | None = None
+    largest_group: int = 256 << 20
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage unless all of the following holds.
 
         Reward names differ. Names and hashes have at most 200 letters, paths 4096. A weight is within
-        1e9 of 0, `groups_per_step` and `credit` are 1 to 10^15 - 1, `tokens_per_sequence` 0 to 2^32 - 2.
+        1e9 of 0, `groups_per_step`, `credit` and `largest_group` are 1 to 10^15 - 1,
+        `tokens_per_sequence` 0 to 2^32 - 2.
         Options, schemas and variables are plain data: None, numbers, texts, lists and maps, for example.
         """
         names = [reward.name for reward in self.rewards]
@@ -122,6 +125,7 @@ class Contract:
         check_range("tokens_per_sequence", self.tokens_per_sequence, 0, 2 * LARGEST_INT32)
         check_range("groups_per_step", self.groups_per_step, 1, LARGEST)
         check_range("credit", self.credit, 1, LARGEST)
+        check_range("largest_group", self.largest_group, 1, LARGEST)
 
     def _check_episodes(self) -> None:
         """Raise MalformedMessage for tools, environments, agent or template that no setting can have.

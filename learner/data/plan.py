@@ -59,9 +59,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
     or loss is not found or usable. Raise DataError if a data set cannot be read.
     """
     _check_settings(settings)
-    model_folder = resolve_model(settings.model, settings.trust_remote_code, settings.model_revision)
-    if not (settings.dataset or settings.evaluate_only):
-        raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id in it")
+    model_folder = _find_model(settings)
     tokenizer, config = read_model(model_folder, settings.trust_remote_code)
     check_length(settings, config)
     template = Template(settings, tokenizer)
@@ -88,6 +86,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
         cast_lm_head_to_fp32=settings.cast_lm_head_to_fp32,
         share_device=settings.share_device,
         adapter=adapter,
+        largest_group=settings.max_group_mib << 20,
     )
     return Plan(
         model_folder=model_folder,
@@ -122,6 +121,17 @@ def _check_settings(settings: LearnerSettings) -> None:
         log.warning(text)
     if settings.loss:
         load_loss(settings.loss)
+
+
+def _find_model(settings: LearnerSettings) -> Path:
+    """Return the folder of the model, which is downloaded if it is on the hub.
+
+    Raise ConfigError if no model is set or found, or no data set is set to train it on.
+    """
+    folder = resolve_model(settings.model, settings.trust_remote_code, settings.model_revision)
+    if not (settings.dataset or settings.evaluate_only):
+        raise ConfigError("LEARNER_DATASET is not set: name a file, a folder or a hub id in it")
+    return folder
 
 
 def shared_columns(questions: Sequence[Question]) -> list[str]:

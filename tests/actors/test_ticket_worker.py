@@ -7,6 +7,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -422,6 +423,17 @@ def test_the_end_of_the_run_ends_the_actor(a_run: Run, start_actor: StartActor) 
     a_run.queue.set_state("ended")
     actor.wait()
     assert actor.error is None
+
+
+def test_a_group_over_the_bound_of_the_contract_is_dead(a_run: Run, start_actor: StartActor) -> None:
+    a_run.contract = replace(a_run.contract, largest_group=500)
+    a_run.queue.publish_contract(encode(a_run.contract))
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0))
+    start_actor()
+    verdict = wait_until(lambda: a_run.verdicts().get("train:0"), "the verdict")
+    assert verdict.state == "dead"
+    assert "but the run takes at most 500 (LEARNER_MAX_GROUP_MIB)" in verdict.reason
 
 
 def test_another_contract_ends_the_actor_with_the_difference(

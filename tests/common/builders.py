@@ -111,9 +111,16 @@ class Run:
         lease_s: float = LEASE_S,
         max_attempts: int = 3,
         connection: Connection | None = None,
+        largest: int = 1 << 30,
     ) -> WorkStream:
         return WorkStream(
-            connection or self.connection, self.keys, self.keys.tickets, name, lease_s, max_attempts
+            connection or self.connection,
+            self.keys,
+            self.keys.tickets,
+            name,
+            lease_s,
+            max_attempts,
+            largest,
         )
 
     def rewarder(self, name: str = "rewarder", connection: Connection | None = None) -> WorkStream:

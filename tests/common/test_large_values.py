@@ -85,6 +85,20 @@ def test_a_group_that_is_too_large_ends_dead_beside_those_that_are_not(strict):
     assert [ticket for ticket, _ in run.entries(run.keys.dead)] == [b"train:2"]
 
 
+def test_a_group_over_the_bound_of_the_contract_ends_dead(connection, keys):
+    run = Run(connection, keys)
+    run.issue(1, 2)
+    actor = run.actor(largest=1000)
+    entries = actor.take(2)
+    groups = [(entries[0], b"x" * 1000), (entries[1], b"x" * 1001)]
+    assert actor.handoff_all(groups, run.keys.rollouts) == [True, False]
+    ((ticket, payload),) = run.entries(run.keys.scored)
+    verdict = decode_outcome(payload)
+    assert isinstance(verdict, Verdict)
+    assert (ticket, verdict.state) == (b"train:2", "dead")
+    assert "has 1,001 bytes, but the run takes at most 1,000 (LEARNER_MAX_GROUP_MIB)" in verdict.reason
+
+
 def test_a_scored_group_that_is_too_large_ends_dead(strict):
     run = Run(strict, Keys("large"))
     run.issue(1)

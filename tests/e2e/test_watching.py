@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.e2e.site import FAKE_PROCFILE, ROOT
@@ -94,6 +95,29 @@ def test_the_screen_and_the_watch_name_what_stops_a_run(tmp_path: Path) -> None:
     assert b"\x1b[?1049h" in site.written  # the screen of its own, and back from it
     assert b"\x1b[?1049l" in site.written
     assert any("after" in line for line in site.shown()), "\n".join(site.shown())
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
+    """The actor would need 15 s to give its work back, as one does whose completions are long."""
+    site = TerminalSite(
+        tmp_path, FAKE_PROCFILE, 80, 24, LEARNER_EVAL_DATASET="", FAKE_TOKEN_DELAY_S="1000"
+    )
+    log = site.run_folder / "logs" / "actor.1.log"
+    site.start()
+    try:
+        site.wait_for(lambda: log.is_file() and " joined run" in log.read_text(), "the actor")
+        site.wait_for(lambda: any("actor.1" in line for line in site.shown()), "its line")
+        pids = [pid_of(site, role) for role in ("learner", "actor", "rewarder")]
+        os.kill(site.process.pid, signal.SIGINT)
+        site.wait_for(lambda: any("topping" in line for line in site.shown()), "that it stops")
+        os.kill(site.process.pid, signal.SIGINT)
+        site.wait(WITHIN_S)
+    finally:
+        site.stop()
+    assert "Killed by SIGKILL" in log.read_text()
+    assert not any(map(psutil.pid_exists, pids))
+    assert b"\x1b[?1049l" in site.written  # the terminal is as it was
+    assert b"\x1b[?25h" in site.written
 
 
 def pid_of(site: TerminalSite, role: str) -> int:

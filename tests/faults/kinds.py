@@ -78,7 +78,7 @@ def stopped(world: World, role: str) -> Iterator[None]:
 
 
 def clock(seconds: int) -> Begin:
-    """The server's clock in another hour, and back."""
+    """The clock of a role, or the server, in another hour, and back."""
 
     @contextmanager
     def begin(world: World, role: str) -> Iterator[None]:
@@ -202,8 +202,8 @@ KINDS = {
         Kind("strange replies", weather(answer=b"-"), ends=frozenset({69})),
         Kind("connections lost", forgotten, seconds=0.1),
         Kind("stopped", stopped, _ANY, long_s=40.0, whole_s=100.0),
-        Kind("clock +1 h", clock(3600), (SERVER,), on_host=True),
-        Kind("clock -1 h", clock(-3600), (SERVER,), on_host=True),
+        Kind("clock +1 h", clock(3600), _ANY, on_host=True),
+        Kind("clock -1 h", clock(-3600), _ANY, on_host=True),
         Kind("memory full", config("maxmemory", "1", "0"), (SERVER,), long_s=40.0),
         Kind("READONLY", replica, (SERVER,), long_s=40.0),
         Kind("NOREPLICAS", config("min-replicas-to-write", "1", "0"), (SERVER,)),

@@ -76,7 +76,7 @@ class World:
         self._writing = threading.Lock()
         self._supervisor: Supervisor | None = None
         if library := build_faulty_host(folder):
-            places = {LEARNER: self.run_folder, ACTOR: self.run_folder, SERVER: folder / "queue-server"}
+            places = dict.fromkeys(ROLES, self.run_folder) | {SERVER: folder / "queue-server"}
             self.hosts = {name: FaultyHost(library, name, place) for name, place in places.items()}
 
     @property

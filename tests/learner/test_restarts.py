@@ -40,6 +40,16 @@ def test_a_kill_in_an_update_loses_neither_groups_nor_evaluations(run, dies_in):
     run.check()
 
 
+def test_a_start_with_no_step_left_says_so(run, capsys):
+    run.start(steps=2)
+    assert "nothing is trained now" not in capsys.readouterr().out
+    run.start(steps=2)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "All 2 steps were made by an earlier start: nothing is trained now." in said
+    assert "LEARNER_MAX_STEPS" in said
+    run.check()
+
+
 def test_what_was_filtered_is_still_shown_after_a_kill(run):
     run.worker.filtered = 3
     with pytest.raises(Killed):
