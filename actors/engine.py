@@ -128,10 +128,11 @@ def verify_weights(weights: Weights) -> Path:
         found = hash_weights(folder, weights.file)
         every = [path.name for path in folder.iterdir() if path.suffix in _WEIGHTS_SUFFIXES]
     except OSError as error:
-        raise WeightsRejected(
-            f"the weights of version {weights.version} cannot be read: {error}; "
-            "share the run's folder with this actor, and set RUN_DIR to its parent folder"
-        ) from error
+        remedy = "share the run's folder with this actor, and set RUN_DIR to its parent folder"
+        if isinstance(error, FileNotFoundError) and folder.parent.is_dir():
+            remedy = "a newer version has replaced them, and is taken when it is announced"
+        cannot = f"the weights of version {weights.version} cannot be read"
+        raise WeightsRejected(f"{cannot}: {error}; {remedy}") from error
     if found != weights.hash:
         raise WeightsRejected(
             f"{folder / weights.file} is not version {weights.version}: its hash is {found[:12]}, the "

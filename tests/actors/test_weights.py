@@ -10,6 +10,7 @@ import pytest
 import structlog
 from blake3 import blake3
 
+from penstock.actors.engine import WeightsRejected, verify_weights
 from penstock.actors.held_tickets import HeldTickets
 from penstock.actors.weights.follower import WeightFollower
 from penstock.common.broker.run_view import RunView
@@ -103,3 +104,12 @@ def test_the_announced_path_does_not_matter(a_run: Run) -> None:
     a_run.queue.announce(Weights(Version(1, 1), "/another/mount/of/the/folder", digest, ""))
     assert asyncio.run(follower.poll())
     assert engine.taken == [Version(1, 0), Version(1, 1)]
+
+
+def test_a_version_that_is_gone_is_told_from_a_folder_that_is_not_shared(tmp_path: Path) -> None:
+    for path, remedy in (
+        (tmp_path / "1.5", "a newer version has replaced them"),
+        (tmp_path / "nowhere" / "1.5", "set RUN_DIR to its parent folder"),
+    ):
+        with pytest.raises(WeightsRejected, match=f"version 1.5 cannot be read: .*{remedy}"):
+            verify_weights(Weights(Version(1, 5), str(path), "ff" * 32, "", 10))
