@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from penstock.actors.engine import Aborted, PromptRefused, WeightsRejected, verify_weights
+from penstock.actors.engine_memory import memory_advice
 from penstock.actors.token_versions import TokenVersions
 from penstock.actors.weights.adapter import AdapterFolder
 from penstock.common.config.settings import ActorSettings
@@ -99,7 +100,8 @@ class VllmEngine:
         except Exception as error:  # vLLM's start raises whatever its parts raise
             raise EngineFailed(
                 f"vLLM did not start on {model}: {error}; correct the ACTOR_* settings, or the model"
-                f"{_WITHOUT_ADAPTERS if contract.adapter else ''}"
+                f"{_WITHOUT_ADAPTERS if contract.adapter else ''}; "
+                + memory_advice(settings, arguments.max_model_len, _gpu_memory())
             ) from error
         self._versions = TokenVersions(self._llm)
 
@@ -364,6 +366,17 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
             "use_tqdm_on_load": False,
         }
     )
+
+
+def _gpu_memory() -> tuple[int, int] | None:
+    """Return the free and all bytes of this process's first GPU, None for an engine on the CPU.
+
+    Raise RuntimeError if CUDA fails.
+    """
+    import torch
+    from vllm.platforms import current_platform
+
+    return None if current_platform.is_cpu() else torch.cuda.mem_get_info()
 
 
 def _check_names(names: Iterable[str]) -> None:

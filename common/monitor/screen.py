@@ -132,9 +132,8 @@ def _flow(now: Overview) -> Text:
 
 
 def _counts(now: Overview) -> Text:
-    """Return the line with weights, staleness, trained tokens per second and ended tickets."""
-    ended = {name: count for name, count in now.totals.items() if count}
-    ended.pop("issued", None)
+    """Return the line with weights, staleness, trained tokens per second, oldest and ended tickets."""
+    ended = {name: count for name, count in now.totals.items() if count and name != "issued"}
     ends = ", ".join(f"{count} {one_line(name)}" for name, count in ended.items())
     parts = [f"weights {now.version or 'none yet'}"]
     if progress := now.progress:
@@ -144,6 +143,8 @@ def _counts(now: Overview) -> Text:
         ]
         if progress.trained < progress.asked and progress.step:
             parts.append(f"last step trained {progress.trained} of {progress.asked} groups")
+    held = [stream.oldest_s for stream in now.streams.values() if stream.pending and stream.oldest_s]
+    parts += [f"oldest ticket {duration(max(held))}"] if held else []
     return Text("; ".join([*parts, f"tickets: {ends}" if ends else "no ticket has ended"]), "dim")
 
 

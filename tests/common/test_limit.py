@@ -175,7 +175,7 @@ def test_the_screen_fits(columns: int, lines: int) -> None:
     for words in (
         "step 37 of 100", "1.00 s a step, 63 s left", "reward     0.580", "held-out   0.610",
         "last at step 25", "56 tickets > 1 actor (64) > 0 groups > 1 rewarder (0)", "staleness 0.93",
-        "2368 trained", "5,321 tokens/s", "actors are the limit", "a line",
+        "oldest ticket 1 s", "2368 trained", "5,321 tokens/s", "actors are the limit", "a line",
     ):  # fmt: skip
         assert words in text
     assert "filtered" not in text  # nothing was
