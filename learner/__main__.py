@@ -49,7 +49,7 @@ class Learner(LearnerCommand):
         from penstock.learner.data.preview import preview, preview_rewards
 
         lines = preview_rewards if self.rewards_alone else preview
-        for line in lines(self.learner, self.rows):
+        for line in lines(self.learner, self.rows, self.run.folder):
             print(json.dumps(line, default=str))
         return 0
 

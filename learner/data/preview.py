@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, DataError
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.text import as_text
 from penstock.common.wire.episode_spec import EpisodeSpec
 from penstock.common.wire.reward_spec import NEED_GOLD, RewardSpec
@@ -20,34 +21,38 @@ from penstock.learner.data.plan import Plan, describe, make_plan, read_model, sh
 from penstock.learner.data.questions import QuestionReader
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.learner.data.sources import Source, load_rows, stream_rows
+from penstock.learner.report.run_record import check_next_start
 
 STREAM_ROWS = 10_000
 """Questions of a stream that are read. A stream may have no end."""
 
 
-def preview(settings: LearnerSettings, rows: int) -> Iterator[dict[str, Any]]:
+def preview(settings: LearnerSettings, rows: int, folder: RunFolder) -> Iterator[dict[str, Any]]:
     """Yield the objects that `learner --dry-run --json` prints as lines, for a run with these settings.
 
+    `folder` is the run's, if there is one: what a start would refuse to go on with is refused here.
     First comes {"contract": {"rewards", "figures", "episodes": whether there are any}}, then for the
     first `rows` questions, those to train on before those held out, {"row": {"where", "prompt" as text,
     "tokens": their number, "columns"}}. If a built-in reward needs gold answers, {"gold": [where, answer
     or None]} follows for each question (of a stream 10,000). Raise ConfigError for settings, model or
-    code, DataError for an unusable data set.
+    code, or for another run in the folder, DataError for an unusable data set.
     """
     plan = make_plan(settings)
+    check_next_start(folder, settings, plan)
     yield _contract(plan.contract.rewards, describe(settings, plan), settings)
     tokenizer, _ = read_model(plan.model_folder, settings.trust_remote_code)
     for question in islice(_questions(plan, settings), rows):
         prompt = tokenizer.decode(question.prompt_ids)
         shown = {"where": question.where, "prompt": prompt, "tokens": len(question.prompt_ids)}
         yield {"row": {**shown, "columns": question.columns}}
-    if NEED_GOLD.isdisjoint(spec.name for spec in plan.contract.rewards if not spec.source):
-        return
-    for question in _questions(plan, settings):
-        yield {"gold": [question.where, question.columns.get("solution")]}
+    if not NEED_GOLD.isdisjoint(spec.name for spec in plan.contract.rewards if not spec.source):
+        for question in _questions(plan, settings):
+            yield {"gold": [question.where, question.columns.get("solution")]}
 
 
-def preview_rewards(settings: LearnerSettings, rows: int) -> Iterator[dict[str, Any]]:
+def preview_rewards(
+    settings: LearnerSettings, rows: int, _folder: RunFolder
+) -> Iterator[dict[str, Any]]:
     """Yield the same objects without a model: the rewards, no figures, and the first `rows` rows.
 
     The rows are those of the first data set of LEARNER_DATASET; their prompts have no tokens. Own

@@ -108,6 +108,17 @@ def check_same_run(
         )
 
 
+def check_next_start(folder: RunFolder, settings: LearnerSettings, plan: Plan) -> None:
+    """Compare the next start with the last one in the run's folder, if this has a checkpoint.
+
+    Do nothing for settings that only evaluate or that let `penstock up` move the run away. Raise
+    ConfigError as `check_same_run`, DataError or OSError for unreadable files.
+    """
+    if not settings.evaluate_only and settings.resume in ("auto", "must"):
+        begun = any(folder.checkpoints.glob("[0-9]*"))
+        check_same_run(folder, describe_start(settings, plan) if begun else {}, settings, begun)
+
+
 def write_start(folder: LearnerFolder, start: Mapping[str, Any]) -> None:
     """Write run.json and settings.env, which tell of this start. Raise DiskFull, RunTaken, OSError."""
     folder.write_file(folder.record, json.dumps(start, indent=1, ensure_ascii=False).encode())

@@ -6,9 +6,12 @@ import json
 
 import pytest
 
-from penstock.common.config.command import execute_command
+from penstock.common.config.command import build, execute_command
+from penstock.common.config.role_command import LearnerCommand
 from penstock.common.progress import with_progress
 from penstock.learner.__main__ import Learner
+from penstock.learner.data.plan import make_plan
+from penstock.learner.report.run_record import describe_start
 from tests.e2e.site import make_model
 
 
@@ -97,3 +100,19 @@ def test_a_long_loop_tells_how_far_it_is(capsys):
     said = capsys.readouterr().out
     assert "{x}.jsonl: rows read: 1 of 1,200." in said
     assert "lines: 0." in said
+
+
+def test_another_run_of_the_name_is_refused_as_by_a_start(site, capsys, monkeypatch):
+    monkeypatch.setenv("RUN_DIR", str(site / "runs"))
+    write(site / "rows.jsonl", "1")
+    assert golds_of(capsys) == ["1"]
+    command = build(LearnerCommand, {})
+    folder = command.run.folder
+    folder.checkpoint(1, 5).mkdir(parents=True)
+    folder.record.write_text(json.dumps(describe_start(command.learner, make_plan(command.learner))))
+    assert golds_of(capsys) == ["1"]
+    write(site / "rows.jsonl", "2")
+    assert execute_command(Learner, "learner", ["--dry-run", "--json"]) == 78
+    assert "another dataset" in capsys.readouterr().err
+    monkeypatch.setenv("LEARNER_ACCEPT_CHANGED", "dataset")
+    assert golds_of(capsys) == ["2"]
