@@ -37,22 +37,19 @@ def preview(settings: LearnerSettings, rows: int, folder: RunFolder) -> Iterator
     or None]} follows for each question (of a stream 10,000). Raise ConfigError for settings, model or
     code, or for another run in the folder, DataError for an unusable data set.
     """
-    plan = make_plan(settings)
-    check_next_start(folder, settings, plan)
+    check_next_start(folder, settings, plan := make_plan(settings))
     yield _contract(plan.contract.rewards, describe(settings, plan), settings)
     tokenizer, _ = read_model(plan.model_folder, settings.trust_remote_code)
     for question in islice(_questions(plan, settings), rows):
-        prompt = tokenizer.decode(question.prompt_ids)
-        shown = {"where": question.where, "prompt": prompt, "tokens": len(question.prompt_ids)}
+        ids = question.prompt_ids
+        shown = {"where": question.where, "prompt": tokenizer.decode(ids), "tokens": len(ids)}
         yield {"row": {**shown, "columns": question.columns}}
     if not NEED_GOLD.isdisjoint(spec.name for spec in plan.contract.rewards if not spec.source):
         for question in _questions(plan, settings):
             yield {"gold": [question.where, question.columns.get("solution")]}
 
 
-def preview_rewards(
-    settings: LearnerSettings, rows: int, _folder: RunFolder
-) -> Iterator[dict[str, Any]]:
+def preview_rewards(settings: LearnerSettings, rows: int, _: RunFolder) -> Iterator[dict[str, Any]]:
     """Yield the same objects without a model: the rewards, no figures, and the first `rows` rows.
 
     The rows are those of the first data set of LEARNER_DATASET; their prompts have no tokens. Own
