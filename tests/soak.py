@@ -31,6 +31,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.broker.local_server import started_server
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.guard import guard_children
 from tests.chaos.victims import helper_kind
 from tests.e2e.site import FAKE_PROCFILE, Site
 
@@ -287,6 +288,7 @@ def main() -> int:
     if any(folder.iterdir()):
         parser.error(f"--folder {folder} is not empty: a run in it would go on; give a new one")
     print(f"the run's folder is in {folder}", file=sys.stderr, flush=True)
+    guard_children()  # a killed trial leaves no run behind
     site = Site(folder, FAKE_PROCFILE, **variables())
     soak = run_soak(site, options.seconds, options.every_s, options.groups)
     print(json.dumps(asdict(soak), indent=1) if options.json else format_soak(soak))
