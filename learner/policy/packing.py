@@ -52,7 +52,8 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 def picked(index: np.ndarray, rows: int) -> Picked:
     """Return the index (F,) of rows of a tensor that has `rows` of them, on the CPU."""
     order = np.argsort(index, kind="stable")
-    starts = np.searchsorted(index[order], np.arange(rows))
+    counts = np.bincount(index, minlength=rows)
+    starts = np.cumsum(counts) - counts
     return Picked(*(torch.from_numpy(part.astype(np.int64)) for part in (index, order, starts)))
 
 
