@@ -109,6 +109,7 @@ class LearnerQueue:
         known, watch = self.connection.interruptions, LeaseWatch(0.0)
         first: Lease | None = None
         while True:
+            self.connection.execute("HDEL", fence, "")  # refused while no heartbeat can be written
             found = self.connection.execute("HMGET", fence, "holder", "beats", "lease")
             holder, beats, lease = (text(value or b"") for value in found)
             lease_s = int(lease) / 1000 if is_number(lease) else 0.0

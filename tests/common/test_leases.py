@@ -239,6 +239,33 @@ def test_the_lease_of_a_dead_learner_runs_out_whatever_the_clock_says(run: Run, 
         run.learner.beat(30.0, "back again")
 
 
+def test_a_learner_that_could_not_renew_its_lease_is_not_followed(
+    private_server: LocalServer, keys: Keys
+) -> None:
+    first, waits, admin = (Connection(private_server.url, 10, 60) for _ in range(3))
+    run = Run(first, keys)
+    run.learner.claim("nonce", "first", 1.0)
+    refused: list[RunTaken] = []
+
+    def claim() -> None:
+        try:
+            LearnerQueue(waits, keys, 2).claim("nonce", "second", 1.0)
+        except RunTaken as error:
+            refused.append(error)
+
+    second = threading.Thread(target=claim)
+    with structlog.testing.capture_logs() as logs:
+        second.start()
+        wait_until(lambda: any("for a sign of" in log["event"] for log in logs), "the second learner")
+        admin.execute("CONFIG", "SET", "min-replicas-to-write", 1)
+        time.sleep(3.0)
+        admin.execute("CONFIG", "SET", "min-replicas-to-write", 0)
+        time.sleep(0.4)  # the first one tries again a moment later than the second
+        run.learner.beat(1.0, "working")
+        second.join(60)
+    assert len(refused) == 1
+
+
 # The threads
 
 
