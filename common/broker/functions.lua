@@ -20,6 +20,7 @@ local LOOKED_AT = 1000  -- the oldest entries; later ones come up as these end
 local FENCE_JUMP = 1000  -- a fence that is higher by more was written by no learner
 local DEAD_KEPT = 10000  -- dead letters are for people; the verdict is in the journal
 local DAY_MS = 24 * 3600 * 1000
+local LAST_MS = 1e14  -- of an id, in the year 5138: no clock that was set reaches it
 local LONGEST_ENTRY = 41  -- two numbers of 64 bits: what is longer no server made
 local KINDS = {  -- of the keys that are no streams
   fence = 'hash', open = 'hash', ledger = 'hash', malformed = 'hash', costs = 'hash',
@@ -233,7 +234,7 @@ local function is_damaged(key)
   local name = string.match(key, '([^:]*)$')
   if KINDS[name] or redis.call('EXISTS', key) == 0 then return false end
   local last = value_of(redis.call('XINFO', 'STREAM', key), 'last-generated-id')
-  if tonumber(string.match(last, '^%d+')) > now_ms() + DAY_MS then return true end
+  if tonumber(string.match(last, '^%d+')) > LAST_MS then return true end
   return WORK_STREAMS[name] and is_after(last_delivered(key), last)
 end
 

@@ -130,6 +130,16 @@ def test_a_step_back_keeps_no_lease_alive(run: Run) -> None:
     assert found.attempts == 1
 
 
+def test_a_clock_that_is_put_back_by_days_costs_no_work(run: Run) -> None:
+    run.issue(1)
+    later = 1000 * run.connection.execute("TIME")[0] + 72 * HOUR_MS
+    run.connection.execute("XSETID", run.keys.tickets, f"{later}-0")  # as if they were issued then
+    run.learner.restore()
+    assert not run.learner.damaged
+    (entry,) = run.actor().take(1)
+    assert entry.ticket == "train:1"
+
+
 # While the server takes no writes
 
 
