@@ -41,11 +41,11 @@ class EngineWatch:
     def progress(self) -> int:
         """Return a counter that grows with the sampled tokens, and stays equal while the engine hangs.
 
-        Each call while no ticket runs, weights are loaded, or every rollout waits for a tool adds 1 as
-        well: loading and tools have timeouts of their own. An agent that gave its call up does not wait
-        for a tool until the engine samples again.
+        Each call while nothing is sampled, weights are loaded, or every rollout waits for a tool adds 1
+        as well: loading, tools, and the queue server that gets finished groups have timeouts of their
+        own. An agent that gave its call up does not wait for a tool until the engine samples again.
         """
-        if self._follower.taking or not self._held.running or self._groups.waits_for_tools():
+        if self._follower.taking or not self._held.sampling or self._groups.waits_for_tools():
             self._idle_checks += 1
         return self._engine.tokens_generated() + self._idle_checks
 

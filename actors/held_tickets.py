@@ -15,7 +15,8 @@ class Job:
     """One held ticket. `lost` is set when the lease has passed to another actor.
 
     `discarded` is set when what is sampled for it may be of wrong weights. `alone` marks a ticket's last
-    attempt, during which nothing else may run.
+    attempt, during which nothing else may run. `over` is set when the engine has no more to do for it,
+    while a running job waits for the queue server.
     """
 
     stream: WorkStream
@@ -25,6 +26,7 @@ class Job:
     running: bool = False
     lost: bool = False
     discarded: bool = False
+    over: bool = False
 
     @property
     def request_id(self) -> str:
@@ -68,6 +70,11 @@ class HeldTickets:
     def running(self) -> list[Job]:
         """Return a new list of the started jobs, oldest first: those being sampled or handed off."""
         return [job for job in self._jobs.values() if job.running]
+
+    @property
+    def sampling(self) -> bool:
+        """Return whether the engine works on a started job, which is not `over`."""
+        return any(not job.over for job in self.running)
 
     @property
     def waiting(self) -> list[Job]:

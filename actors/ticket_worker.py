@@ -284,7 +284,7 @@ class TicketWorker:
             self._has_room.set()
             if not await self._follower.proven() or job.discarded:
                 raise Aborted(job.request_id)
-            self._leases.finish(job.stream, job.entry)
+            self._end_sampling(job)
             await self._hand_off(job, rollouts)
         except Aborted:
             await self._give_back(job)
@@ -294,12 +294,17 @@ class TicketWorker:
             await self._give_back(job)
         except (PromptRefused, EpisodeFailed, MalformedMessage) as error:
             log.warning(f"Ticket {ticket.id} failed an attempt.", reason=str(error))
-            self._leases.finish(job.stream, job.entry)
+            self._end_sampling(job)
             await asyncio.to_thread(job.stream.fail, job.entry, ticket.purpose, str(error))
         finally:
             self._leases.release(job.stream, job.entry)
             self._held.remove(job)
         self._start_jobs()
+
+    def _end_sampling(self, job: Job) -> None:
+        """Note that the engine is done with a job. Its lease is renewed until the server answers."""
+        job.over = True
+        self._leases.finish(job.stream, job.entry)
 
     async def _hand_off(self, job: Job, rollouts: tuple[Rollout, ...]) -> None:
         """Send a job's rollouts to the rewarders, in one round trip with up to 31 other groups.
@@ -336,7 +341,7 @@ class TicketWorker:
         A job that is `lost` is not put back, because another actor has the ticket. Raise
         ServerUnavailable and the other errors of Connection.call.
         """
-        self._leases.finish(job.stream, job.entry)
+        self._end_sampling(job)
         if not job.lost:
             await asyncio.to_thread(job.stream.give_back, job.entry)
         self._leases.release(job.stream, job.entry)

@@ -300,8 +300,9 @@ def test_a_full_actor_sees_a_lease_expire_and_takes_that_ticket_before_new_ones(
     assert [request.split("/")[0] for request in engine.requests] == ["train:1", "train:0", "train:2"]
 
 
+@pytest.mark.parametrize("stall_timeout_s", [60.0, 0.5], ids=["", "for longer than an engine may hang"])
 def test_a_finished_group_is_not_taken_away_while_the_server_has_no_room(
-    a_run: Run, start_actor: StartActor
+    a_run: Run, start_actor: StartActor, stall_timeout_s: float
 ) -> None:
     a_run.announce(0)
     a_run.issue(a_run.ticket(0))
@@ -311,7 +312,7 @@ def test_a_finished_group_is_not_taken_away_while_the_server_has_no_room(
     engine = FakeEngine(token_delay_s=0.05)
     other = a_run.stream("another")
     try:
-        start_actor(engine)
+        start_actor(engine, stall_timeout_s=stall_timeout_s)
         wait_until(lambda: engine.requests, "the last attempt, alone")
         a_run.connection.execute("CONFIG", "SET", "maxmemory", 1)
         ends = time.monotonic() + 3 * LEASE_S
