@@ -195,15 +195,18 @@ class LearnerQueue:
         These are in the order of the tickets. A ticket that is open on the server keeps its earlier
         version; any other is counted as issued. A ticket that has an entry, in this or the next stream,
         is not added again. Its entry is replaced if it is in this stream with another payload, or if no
-        worker will get it.
+        worker will get it. They are sent a thousand at a time.
 
         Raise MalformedMessage for a wrong version on the server, RunTaken, ServerUnavailable or another
         error of Connection.call.
         """
-        args = [part for name, version, data in tickets for part in (name, str(version), data)]
         keys = [self.keys.open, self.keys.ledger, self.keys.tickets_for(purpose)]
-        reply = self._fenced("issue", keys, args)
-        return [Version.parse(text(version)) for version in reply]
+        firsts: list[Version] = []
+        for start in range(0, len(tickets), _SLICE):
+            some = tickets[start : start + _SLICE]
+            args = [part for name, version, data in some for part in (name, str(version), data)]
+            firsts += (Version.parse(text(version)) for version in self._fenced("issue", keys, args))
+        return firsts
 
     def outcomes(self, purpose: Purpose, after: str, count: int) -> list[Entry]:
         """Return the next `count` outcomes at most of tickets of `purpose`; [] if there is none.
@@ -223,12 +226,17 @@ class LearnerQueue:
         """End tickets of `purpose` on the server, each in its state in `ends`, and delete outcomes.
 
         `entries` are the ids of the outcomes. Return how many of the tickets were open until now; these
-        are counted by state, the others are left alone. Raise RunTaken, ServerUnavailable or another
-        error of Connection.call.
+        are counted by state, the others are left alone. At most a thousand of each are sent at a time.
+        Raise RunTaken, ServerUnavailable or another error of Connection.call.
         """
-        flat = [part for ticket, state in ends.items() for part in (ticket, state)]
         keys = [self.keys.open, self.keys.ledger, self.keys.outcomes_for(purpose)]
-        return int(self._fenced("close", keys, [self.journal_length, len(ends), *flat, *entries]))
+        pairs, spent, closed = list(ends.items()), list(entries), 0
+        for start in range(0, max(len(pairs), len(spent)), _SLICE):
+            some = pairs[start : start + _SLICE]
+            flat = [part for pair in some for part in pair]
+            args = [self.journal_length, len(some), *flat, *spent[start : start + _SLICE]]
+            closed += int(self._fenced("close", keys, args))
+        return closed
 
     def own(self, folder: str = "") -> None:
         """Say that this incarnation is claimed in `folder`, HOST:PATH; "" repeats it for a new server.
