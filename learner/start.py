@@ -106,7 +106,7 @@ def _claim_and_train(
             plan = make_plan(command.learner)
             queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
             claim = claim_incarnation(folder, newest_position(folder))
-            queue.own(name_of(folder))
+            queue.own(name_of(folder), claim.holder)
             checkpoint = newest_checkpoint(folder, claim)
             start = _check_start(command, plan, folder, claim, checkpoint)  # before others learn of it
             folder.remove_asides()

@@ -227,7 +227,8 @@ local function make_groups(keys)
 end
 
 -- Returns whether a key of this run cannot be used: of another type, or a stream that has an entry with an id
--- far in the future, after which the server may have no id left for the next entry. So is a stream whose group
+-- after which the server may have none left for the next entry. The server's clock does not count: put back by
+-- two days, it would delete the work of all roles. So is a stream whose group
 -- is past its last entry: the group would not give out the next ones.
 local function is_damaged(key)
   if wrong_type({key}) then return true end
@@ -534,10 +535,11 @@ local function outcomes(keys, args)
   return found
 end
 
--- keys: fence; args: incarnation, folder, length. The incarnation is claimed in that folder, where its journal
--- has that many bytes: an older copy of the folder has not.
+-- keys: fence; args: incarnation, folder, length, holder. The incarnation is claimed in that folder by that
+-- process, and its journal has that many bytes there: an older copy of the folder has not, and one that went
+-- on by itself has another process's claim of this number.
 local function own(keys, args)
-  redis.call('HSET', keys[1], 'claimed', args[1], 'folder', args[2], 'journal', args[3])
+  redis.call('HSET', keys[1], 'claimed', args[1], 'folder', args[2], 'journal', args[3], 'claimant', args[4])
   return 1
 end
 

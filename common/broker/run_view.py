@@ -148,19 +148,19 @@ class RunView:
         holder, incarnation, seen, phase = (value or b"" for value in found)
         return LearnerSign(text(holder), self._incarnation_of(incarnation), text(seen), text(phase))
 
-    def newest_folder(self) -> tuple[int, int, str]:
+    def newest_folder(self) -> tuple[int, int, str, str]:
         """Return the incarnation that was last claimed in a folder of the run, and what it had there.
 
-        That are the bytes of its journal, and the folder as HOST:PATH. 0, 0 and "" if the server does
-        not know, or for numbers that no learner wrote. Raise ServerUnavailable or another error of
-        Connection.execute.
+        That are the bytes of its journal, the holder that its claim names, and the folder as HOST:PATH.
+        0, 0, "" and "" if the server does not know, or for numbers that no learner wrote. Raise
+        ServerUnavailable or another error of Connection.execute.
         """
-        names = ("claimed", "journal", "folder")
+        names = ("claimed", "journal", "claimant", "folder")
         found = self._read("HMGET", self.keys.fence, *names) or (None,) * len(names)
-        claimed, journal, folder = (text(value or b"") for value in found)
+        claimed, journal, claimant, folder = (text(value or b"") for value in found)
         if not (is_number(claimed) and is_number(journal)):
-            return 0, 0, ""
-        return int(claimed), int(journal), folder
+            return 0, 0, "", ""
+        return int(claimed), int(journal), claimant, folder
 
     def open_tickets(self) -> int:
         """Return how many tickets are open on the server, 0 if their key has another type.

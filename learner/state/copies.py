@@ -33,12 +33,13 @@ def may_run_elsewhere(folder: RunFolder, view: RunView) -> bool:
 def check_not_older(folder: RunFolder, view: RunView) -> None:
     """Raise ConfigError if the run went on in another folder, of which this one is an older copy.
 
-    The queue server knows the last claim that was written to the run's folder, and how much of its
-    journal was acknowledged. A server that knows nothing, as it was emptied, is logged. Numbers that no
-    learner wrote are ignored. Raise ConfigError too for a damaged claim, or ServerUnavailable.
+    The queue server knows the last claim that was written to the run's folder, by which process, and how
+    much of its journal was acknowledged. A server that knows nothing, as it was emptied, is logged.
+    Numbers that no learner wrote are ignored. Raise ConfigError too for a damaged claim, or
+    ServerUnavailable.
     """
     claims = read_claims(folder)
-    incarnation, length, other = view.newest_folder()
+    incarnation, length, claimant, other = view.newest_folder()
     if not incarnation or incarnation > max(claims, default=0) + FENCE_JUMP:
         if claims:
             log.info(
@@ -48,6 +49,8 @@ def check_not_older(folder: RunFolder, view: RunView) -> None:
     there = max((segment.end for segment in list_segments(folder, incarnation)), default=0)
     if incarnation not in claims:
         lack = f"lacks the file of incarnation {incarnation} in {folder.claims}"
+    elif claimant not in ("", claims[incarnation].holder):
+        lack = f"has another claim of incarnation {incarnation} than that of {short(claimant)}"
     elif there < length:
         lack = f"has {there} of the {length} bytes that incarnation {incarnation} wrote to its journal"
     else:

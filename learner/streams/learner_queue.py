@@ -62,7 +62,7 @@ class LearnerQueue:
         self.source: Offer | None = None  # where others fetch what is announced
         self.damaged = False  # True: a key was deleted since, so the caller restores what was in it
         self.journal_length = 0  # bytes that the journal of this incarnation has on the disk
-        self._folder = ""
+        self._folder = self._claimant = ""
         self._claimed = ("", "")  # nonce and holder
         self._claimed_at = -1  # the connection's count of restarts then
         self._published: dict[str, bytes] = {}  # contract, weights and state by key
@@ -238,15 +238,15 @@ class LearnerQueue:
             closed += int(self._fenced("close", keys, args))
         return closed
 
-    def own(self, folder: str = "") -> None:
+    def own(self, folder: str = "", claimant: str = "") -> None:
         """Say that this incarnation is claimed in `folder`, HOST:PATH; "" repeats it for a new server.
 
-        Each `close` then says how much of its journal counts. Raise RunTaken, ServerUnavailable or
-        another error of Connection.call.
+        `claimant` is the holder that the claim's file names. Each `close` then says how much of its
+        journal counts. Raise RunTaken, ServerUnavailable or another error of Connection.call.
         """
-        self._folder = folder or self._folder
+        self._folder, self._claimant = folder or self._folder, claimant or self._claimant
         if self._folder:
-            self._fenced("own", [], [self._folder, self.journal_length])
+            self._fenced("own", [], [self._folder, self.journal_length, self._claimant])
 
     def publish_contract(self, contract: bytes) -> None:
         """Store the encoded contract for actors and rewarders.

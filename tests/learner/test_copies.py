@@ -16,6 +16,7 @@ from penstock.common.config.settings import RunSettings
 from penstock.common.errors import ConfigError, ContractMismatch, OtherRelease, PenstockError, RunTaken
 from penstock.common.files.lock import hold_lock, of_this_host
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.journal.claims import read_claims
 from penstock.common.wire import codec
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract
@@ -32,7 +33,7 @@ def copy(tmp_path: Path) -> RunFolder:
 def run_in(folder: Path, connection, keys) -> Bench:
     """The next learner of the run, in a folder, as far as a first batch."""
     bench = Bench(folder, connection, keys)
-    bench.queue.own(name_of(RunFolder(folder)))
+    bench.queue.own(name_of(RunFolder(folder)), bench.claim.holder)
     bench.publish(0)
     bench.flow.issue_tickets(0)
     bench.work()
@@ -61,6 +62,26 @@ def test_an_older_copy_is_refused_and_both_folders_are_named(
     check_not_older(RunFolder(newest), view)
 
 
+def test_a_folder_that_went_on_by_itself_under_the_same_number_is_refused(
+    tmp_path, connection, keys, copy, monkeypatch
+):
+    """Going back on purpose begins with an empty server, so both branches claim the next number."""
+    newest = tmp_path / "newest"
+    newest.mkdir()
+    run_in(newest, connection, keys)
+    shutil.copytree(newest, copy.path)
+    run_in(copy.path, connection, keys).train(0)
+    connection.execute("DEL", *keys.all)
+    monkeypatch.setattr("penstock.common.files.lock._START", "another")
+    bench = run_in(newest, connection, keys)
+    view = RunView(connection, keys)
+    assert bench.claim.incarnation == max(read_claims(copy)) == 2
+    with pytest.raises(ConfigError, match="another claim of incarnation 2") as caught:
+        check_not_older(copy, view)
+    assert name_of(RunFolder(newest)) in str(caught.value)
+    check_not_older(RunFolder(newest), view)
+
+
 def test_a_server_that_knows_nothing_is_told_of(tmp_path, connection, keys):
     Bench(tmp_path, connection, keys)
     with structlog.testing.capture_logs() as logs:
@@ -79,7 +100,7 @@ def test_the_learner_restores_what_the_server_knows_of_its_folder(tmp_path, conn
     bench = run_in(tmp_path, connection, keys)
     connection.execute("HSET", keys.fence, "claimed", "3", "journal", "9" * 9, "folder", "x")
     bench.queue.restore()
-    known = (1, bench.commit_log.position.offset, name_of(RunFolder(tmp_path)))
+    known = (1, bench.commit_log.position.offset, bench.claim.holder, name_of(RunFolder(tmp_path)))
     assert RunView(connection, keys).newest_folder() == known
     check_not_older(RunFolder(tmp_path), RunView(connection, keys))
 
