@@ -19,7 +19,7 @@ from redis.connection import HiredisRespSerializer
 from redis.retry import Retry
 
 from penstock.common.broker.private_socket import check_listener
-from penstock.common.broker.replies import explain, moves, raise_unless_passing
+from penstock.common.broker.replies import explain, raise_unless_passing
 from penstock.common.broker.server_checks import check_files, check_handshake, check_not_open
 from penstock.common.config.redis_url import ServerAddress, parse_url
 from penstock.common.deadline import Deadline
@@ -296,8 +296,8 @@ class Connection:
                 self._raise_unless_passing(error)
                 cause = error
             self.interruptions += 1
-            if moves(cause) or not isinstance(cause, redis.exceptions.ResponseError):
-                self._client.connection_pool.disconnect(inuse_connections=False)
+            # Also after a refusal: another server may have this address by now.
+            self._client.connection_pool.disconnect(inuse_connections=False)
             report = not first and (lost is None or lost.report_due(_REPORT_EVERY_S))
             lost = lost or Deadline(timeout_s, longest_gap_s=2 * _SOCKET_TIMEOUT_S)
             self._wait(lost, cause, size, report)

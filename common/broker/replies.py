@@ -36,7 +36,6 @@ PASSING = {
 """By code, the refusals that end by themselves. Any user who may call a function can make the server
 BUSY for seconds; memory and disk are freed; after a failover, another server has the address."""
 
-_MOVED = frozenset({"READONLY", "MASTERDOWN", "CLUSTERDOWN", "LOADING", "NOREPLICAS", "UNBLOCKED"})
 _ABORTED = re.compile(r"because of:? *([A-Z]+)")
 
 
@@ -57,11 +56,6 @@ def explain(error: Exception) -> str:
     """Return what a failed command says of the server: its text, for a known refusal its meaning too."""
     known = PASSING.get(code_of(error))
     return f"{code_of(error)}, {known} ({error})" if known else str(error)
-
-
-def moves(error: Exception) -> bool:
-    """Return whether a refusal may come from a server that another one has replaced, at this address."""
-    return code_of(error) in _MOVED
 
 
 def raise_unless_passing(error: Exception, address: str) -> None:

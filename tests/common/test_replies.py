@@ -84,6 +84,17 @@ def test_what_may_pass_is_waited_for(behind: Connection, proxy: LossyProxy, line
 
 
 @pytest.mark.parametrize("line", PASSES)
+def test_the_next_try_is_on_another_connection(
+    behind: Connection, proxy: LossyProxy, line: str
+) -> None:
+    """After a failover another server has the address."""
+    before = behind.execute("CLIENT ID")
+    proxy.answer(b"ECHO", reply=f"{line}\r\n".encode())
+    assert behind.execute("ECHO", "hello") == b"hello"
+    assert behind.execute("CLIENT ID") != before
+
+
+@pytest.mark.parametrize("line", PASSES)
 def test_what_does_not_pass_in_time_is_named(queue_server: LocalServer, line: str) -> None:
     with LossyProxy(queue_server.url) as proxy:
         impatient = Connection(proxy.url, 10, 0.3)
