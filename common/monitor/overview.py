@@ -105,11 +105,11 @@ def read_overview(connection: Connection, run: str) -> Overview:
         learner, max(0, now_ms - seen) / 1000, str(weights.version) if weights else "",
         progress, workers, {stream.name: stream for stream in streams},
         {name: int(count) for name, count in totals.items() if count and _NUMBER.fullmatch(text(count))},
-        _server_fault(connection.execute("INFO")),
+        server_fault(connection.execute("INFO")),
     )  # fmt: skip
 
 
-def _server_fault(info: Mapping[str, Any]) -> str:
+def server_fault(info: Mapping[str, Any]) -> str:
     """Return a sentence on why the server with this INFO takes no writes, "" if it does."""
     if info.get("role") == "slave":
         return "The queue server takes no writes: it is a replica. Name the primary in REDIS_URL."

@@ -7,6 +7,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import RunView
 from penstock.common.log import get_logger
+from penstock.common.monitor.overview import server_fault
 from penstock.common.monitor.snapshot import InFlight, read_consumers, read_in_flight
 from penstock.common.text import short
 
@@ -22,12 +23,13 @@ log = get_logger(__name__)
 def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
     """Return, in one sentence, who holds the open tickets since when and which role has no process.
 
-    The second part concerns only roles on whose streams there are open tickets. A process counts as
-    running if it asked for work or renewed a lease within `lease_s` seconds. The text has at most 1000
-    letters; it is "no ticket is open" without any. Each ticket is logged at debug level. Raise
-    RunNotReady if the learner's functions are not on the server, WrongType for a key of another type, or
-    another error of Connection.call. Example: "no rewarder is running, rewarder-host-71-0c31fa was last
-    seen 29 s ago; rewarder-host-71-0c31fa holds 2 groups since 31 s".
+    A server that takes no writes is named first: what is done cannot be handed on. The part on roles
+    concerns only those on whose streams there are open tickets. A process counts as running if it asked
+    for work or renewed a lease within `lease_s` seconds. The text has at most 1000 letters; it is "no
+    ticket is open" without any. Each ticket is logged at debug level. Raise RunNotReady if the learner's
+    functions are not on the server, WrongType for a key of another type, or another error of
+    Connection.call. Example: "no rewarder is running, rewarder-host-71-0c31fa was last seen 29 s ago;
+    rewarder-host-71-0c31fa holds 2 groups since 31 s".
     """
     found: dict[tuple[str, str], list[InFlight]] = defaultdict(list)
     _, open_tickets, _ = read_in_flight(connection, RunView(connection, keys))
@@ -35,7 +37,9 @@ def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
         log.debug("an open ticket", **asdict(ticket))
         found[ticket.stream, ticket.holder].append(ticket)
     roles = sorted({_FILLED_BY[stream] for stream, _ in found if stream in _FILLED_BY})
-    parts = [part for role in roles if (part := _describe_absence(connection, keys, role, lease_s))]
+    fault = server_fault(connection.execute("INFO"))
+    parts = [fault.rstrip(".")] if fault else []
+    parts += [part for role in roles if (part := _describe_absence(connection, keys, role, lease_s))]
     parts += [_describe_tickets(stream, who, tickets) for (stream, who), tickets in found.items()]
     return short("; ".join(parts), 1000) or "no ticket is open"  # another client may have named them
 

@@ -10,6 +10,9 @@ import pytest
 import structlog
 
 from penstock.common import deadline
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.run_view import wait_for_contract
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
@@ -43,6 +46,17 @@ def test_a_holder_is_named_with_the_number_of_its_tickets(run: Run) -> None:
     run.actor("actor-b").take(1)
     told = describe(run)
     assert re.fullmatch(r"actor-a holds 2 tickets since \d+ s; actor-b holds 1 ticket since \d+ s", told)
+
+
+def test_a_server_without_room_is_named_before_those_who_wait_for_it(
+    private_server: LocalServer, keys: Keys
+) -> None:
+    run = Run(Connection(private_server.url, 10, 10), keys)
+    run.issue(1)
+    run.actor("actor-a").take(1)
+    run.connection.execute("CONFIG", "SET", "maxmemory", 1)
+    assert re.match(r"The queue server's memory is full .*; actor-a holds 1 ticket since", describe(run))
+    run.connection.close()
 
 
 def test_each_open_ticket_is_logged_at_debug_level(run: Run) -> None:
