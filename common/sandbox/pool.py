@@ -11,11 +11,20 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
+from penstock.common.log import get_logger
 from penstock.common.sandbox import frames
 from penstock.common.sandbox.handle import Handle, Mistake, Outcome, ProcessGone, outcome_of
 from penstock.common.sandbox.settings import MOST_CODES, Code, SandboxSettings
 from penstock.common.sandbox.starter import STARTS, Starter
 from penstock.common.sandbox.user import hide_memory
+
+
+_GONE = (
+    "A sandbox process had ended before its next call. Something killed it, maybe the machine for lack of "
+    "memory: see `dmesg`. Another one is started."
+)
+
+log = get_logger(__name__)
 
 
 class SandboxPool:
@@ -108,10 +117,10 @@ class SandboxPool:
 
         `slot` has a worker's processes by their code, the last used at the end; None is built-in code.
         `request` is the packed call. Return the call's outcome, or a Mistake if the user's code cannot
-        be started, or its process ended before the call five times. Afterwards the process is the last
-        in `slot`, or ended if it can serve no more calls. Over 8 processes of users' code, the one used
-        longest ago is ended. Raise SandboxFailed or ConfigError if no process for built-in code can
-        start.
+        be started, or its process ended before the call five times; each time is logged. Afterwards the
+        process is the last in `slot`, or ended if it can serve no more calls. Over 8 processes of users'
+        code, the one used longest ago is ended. Raise SandboxFailed or ConfigError if no process for
+        built-in code can start.
         """
         for _ in range(STARTS):
             handle: Handle | Mistake | None = slot.pop(code, None)
@@ -123,6 +132,7 @@ class SandboxPool:
                 return handle.call(request, self._settings.timeout_s)
             except ProcessGone:
                 handle.usable = False
+                log.warning(_GONE)
             finally:
                 if handle.usable and handle.calls_left > 0:
                     slot[code] = handle  # as the last one

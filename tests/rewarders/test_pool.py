@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import structlog
 
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import NEVER_RESTARTED, ConfigError
@@ -188,7 +189,10 @@ def test_an_idle_process_may_be_killed(
         process.kill()
     wait_until(lambda: all(map(has_ended, killed)), "the end of the processes")
     assert killed
-    assert score(pool, name, "5", solution="5") == before
+    with structlog.testing.capture_logs() as logs:
+        assert score(pool, name, "5", solution="5") == before
+    told = [log["event"] for log in logs if "lack of memory" in log["event"]]
+    assert told or victims is not scoring_processes
 
 
 def test_a_reward_whose_processes_end_before_they_run_it_is_not_taken_for_a_wrong_one(
