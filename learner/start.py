@@ -135,10 +135,12 @@ def _claim(
     another release, or another error of Connection.call.
     """
     check_release(view)
+    if elsewhere := may_run_elsewhere(run.folder, view):
+        check_not_older(run.folder, view)  # a claim would end the right learner, which may be stopped
     queue = LearnerQueue(connection, view.keys, next_incarnation(run.folder, view.incarnation()))
-    queue.claim(nonce, holder_name(), run.lease_s, () if may_run_elsewhere(run.folder, view) else gone)
+    queue.claim(nonce, holder_name(), run.lease_s, () if elsewhere else gone)
     try:
-        check_not_older(run.folder, view)
+        check_not_older(run.folder, view)  # the run may have gone on elsewhere during the wait
     except ConfigError:
         queue.beat(0.0, "leaving")  # the learner of the other folder can start at once
         raise

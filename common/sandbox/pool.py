@@ -18,10 +18,9 @@ from penstock.common.sandbox.settings import MOST_CODES, Code, SandboxSettings
 from penstock.common.sandbox.starter import STARTS, Starter
 from penstock.common.sandbox.user import hide_memory
 
-
 _GONE = (
-    "A sandbox process had ended before its next call. Something killed it, maybe the machine for lack of "
-    "memory: see `dmesg`. Another one is started."
+    "A sandbox process had ended before its next call. Something killed it, maybe the machine for lack "
+    "of memory: see `dmesg`. Another one is started."
 )
 
 log = get_logger(__name__)

@@ -91,8 +91,7 @@ def _of_k(given: Sequence[Answer], judged: Sequence[Sequence[bool | None]]) -> d
 
     `judged` says of each completion of `given` whether it is right. Questions with None alone are left
     out; {} if all are. A scored completion with None is not right. k is the most completions of one.
-    avg@k is the mean share of right ones. pass@n is of questions with n or more scored ones, if any; no
-    maj@k for k of 1.
+    avg@k is the mean share of right ones. pass@n is of questions with n or more scored ones, if any.
     """
     known = [pair for pair in zip(given, judged, strict=True) if any(one is not None for one in pair[1])]
     if not known:
@@ -103,7 +102,7 @@ def _of_k(given: Sequence[Answer], judged: Sequence[Sequence[bool | None]]) -> d
     for size in sorted({1 << power for power in range(k.bit_length())} | {k}):
         if chances := [pass_at_k(len(one), sum(one), size) for one in right if len(one) >= size]:
             found[f"eval/pass@{size}"] = float(np.mean(chances))
-    if k > 1:
+    if k > 1:  # one answer has no majority
         answers = [[one.answers[index] for index in one.scored()] for one, _ in known]
         found[f"eval/maj@{k}"] = float(np.mean(list(map(majority, answers, right))))
     return found

@@ -68,12 +68,12 @@ class ProgressWriter:
 
     def _write(self) -> None:
         """Write the progress, and once a minute delete what no process renews. A refusal is logged."""
-        newest = sorted(self._evaluations)[-_SHOWN_STEPS:]
+        self._evaluations = dict(sorted(self._evaluations.items())[-_SHOWN_STEPS:])
         try:
             now_ms = server_time_ms(self._connection)
             sign = LearnerProgress(
-                now_ms, self._step, self._steps, tuple(self._rewards), tuple(newest),
-                tuple(self._evaluations[step] for step in newest), self._mean("sample/staleness_mean"),
+                now_ms, self._step, self._steps, tuple(self._rewards), tuple(self._evaluations),
+                tuple(self._evaluations.values()), self._mean("sample/staleness_mean"),
                 self._step_s(), self._mean("perf/rollout_wait_s"),
                 self._mean("perf/tokens_per_s"), self._trained, self._asked,
             )  # fmt: skip

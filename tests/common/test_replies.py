@@ -84,9 +84,7 @@ def test_what_may_pass_is_waited_for(behind: Connection, proxy: LossyProxy, line
 
 
 @pytest.mark.parametrize("line", PASSES)
-def test_the_next_try_is_on_another_connection(
-    behind: Connection, proxy: LossyProxy, line: str
-) -> None:
+def test_the_next_try_is_on_another_connection(behind: Connection, proxy: LossyProxy, line: str) -> None:
     """After a failover another server has the address."""
     before = behind.execute("CLIENT ID")
     proxy.answer(b"ECHO", reply=f"{line}\r\n".encode())

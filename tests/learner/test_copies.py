@@ -171,7 +171,25 @@ def test_the_lock_of_a_copy_takes_the_run_from_no_learner_that_lives(
         bench.queue.beat(2.0, "working")  # it was not superseded
 
 
-def test_a_refused_copy_does_not_hold_the_run(tmp_path, connection, keys, copy):
+def test_a_refused_copy_ends_no_learner(tmp_path, connection, keys, copy):
+    """The right one may be stopped for longer than its lease."""
+    newest = tmp_path / "newest"
+    newest.mkdir()
+    bench = run_in(newest, connection, keys)
+    shutil.copytree(newest, copy.path)
+    bench.train(0)
+    before = connection.execute("HGETALL", keys.fence)
+    with pytest.raises(ConfigError, match="is an older copy"):
+        start_in(copy, connection, keys)
+    assert connection.execute("HGETALL", keys.fence) == before
+    bench.queue.beat(2.0, "working")
+
+
+def test_a_copy_that_is_found_out_after_its_claim_does_not_hold_the_run(
+    tmp_path, connection, keys, copy, monkeypatch
+):
+    """The run may go on in the other folder while the learner of the copy waits for a lease."""
+    monkeypatch.setattr("penstock.learner.start.may_run_elsewhere", lambda *_: False)
     newest = tmp_path / "newest"
     newest.mkdir()
     bench = run_in(newest, connection, keys)
