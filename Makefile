@@ -86,7 +86,7 @@ nightly: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
 	$(BIN)/python -m tests.chaos --seed $(SEED) --environments --seconds 60
 	$(BIN)/python -m tests.chaos --seed $(SEED) --agents --seconds 60
-	$(BIN)/python -m tests.faults --seed $(SEED) --whole --lease-s 6
+	$(BIN)/python -m tests.faults --seed $(SEED) --seconds 1500 --whole
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.joiners --seed $(SEED)
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4

@@ -4,7 +4,9 @@
 
 runs learner, two actors with a fake engine and two rewarders, each role with a faulty network to the
 queue server. Prints a JSON line per fault, then a table of the seconds until work flows again, and
-the judge's verdict; exit code 1 if anything is wrong.
+the judge's verdict; exit code 1 if anything is wrong, or if work took more than 5 s and a lease to flow
+again. Connections that vanish need 10 s, the timeout of the sockets, so the lease is to be over 6 s then.
+Without a C compiler there are no faulty clocks and disks.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from collections import defaultdict
 from pathlib import Path
 
 from tests.faults.kinds import KINDS
-from tests.faults.trial import GOAL_S, Plan, Verdict, run_faults
+from tests.faults.trial import GOAL_S, Met, Plan, Verdict, run_faults
+
+
+def slow(verdict: Verdict) -> list[Met]:
+    """The faults after which work did not flow again in time."""
+    return [
+        met for met in verdict.met
+        if met.flows_again_s is None or met.flows_again_s > GOAL_S + met.lease_s
+    ]  # fmt: skip
 
 
 def format_verdict(verdict: Verdict) -> str:
@@ -25,10 +35,6 @@ def format_verdict(verdict: Verdict) -> str:
     times: dict[str, list[float]] = defaultdict(list)
     for met in verdict.met:
         times[met.kind].append(float("inf") if met.flows_again_s is None else met.flows_again_s)
-    slow = [
-        met for met in verdict.met
-        if met.flows_again_s is None or met.flows_again_s > GOAL_S + met.lease_s
-    ]  # fmt: skip
     states = ", ".join(f"{count} {state}" for state, count in sorted(verdict.states.items()))
     return "\n".join([
         f"{'fault':<20}{'times':>6}{'median s':>10}{'worst s':>10}  until work flows again",
@@ -36,9 +42,9 @@ def format_verdict(verdict: Verdict) -> str:
             f"{kind:<20}{len(found):>6}{statistics.median(found):>10.1f}{max(found):>10.1f}"
             for kind, found in sorted(times.items())
         ),
-        f"{'all':<20}{len(verdict.met):>6}",
+        f"{f'all {len(times)} kinds':<20}{len(verdict.met):>6}",
         "",
-        f"over {GOAL_S:g} s and a lease: {len(slow)}",
+        f"over {GOAL_S:g} s and a lease: {len(slow(verdict))}",
         f"steps {verdict.steps}; tickets: {states}",
         *(f"FAULT: {fault}" for fault in verdict.faults),
         f"verdict: {len(verdict.faults)} faults" if verdict.faults else "verdict: 0 lost, 0 twice",
@@ -52,8 +58,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1200.0, help="for how long faults begin")
     parser.add_argument("--count", type=int, default=Plan().count, help="end after so many faults")
     parser.add_argument("--kinds", default="", help=f"some of: {', '.join(KINDS)}")
-    parser.add_argument("--lease-s", type=float, default=3.0, help="RUN_LEASE_S of the run")
-    parser.add_argument("--whole", action="store_true", help="long faults of 90 and 100 s")
+    parser.add_argument("--lease-s", type=float, default=7.0, help="RUN_LEASE_S of the run")
+    parser.add_argument(
+        "--whole", action="store_true", help="also 90 and 100 s, each length of each kind"
+    )
     parser.add_argument("--together", action="store_true", help="two faults at a time")
     parser.add_argument("--length-s", type=float, default=0.0, help="let each last as long")
     parser.add_argument("--folder", type=Path, help="empty folder to use (default: a new one)")
@@ -72,7 +80,7 @@ def main() -> int:
     )  # fmt: skip
     verdict = run_faults(folder, options.seed, plan, options.lease_s)
     print(format_verdict(verdict))
-    return 1 if verdict.faults else 0
+    return 1 if verdict.faults or slow(verdict) else 0
 
 
 if __name__ == "__main__":

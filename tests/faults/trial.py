@@ -47,8 +47,8 @@ class Plan:
     """How many faults of which kinds: `count` of them, or those that begin within `seconds`.
 
     `kinds` are all that are possible here, if empty. `share` is that of its usual time that each lasts.
-    With `whole` long ones have their whole length, with `together` each has another one beside it. If
-    `length_s` is not 0, each lasts as long.
+    With `whole` the first of each kind has its whole length, the next ones are shorter. With `together`
+    each has another one beside it. If `length_s` is not 0, each lasts as long.
     """
 
     kinds: Sequence[str] = ()
@@ -114,9 +114,11 @@ class Trial:
         plan = self._plan
         if plan.length_s:
             return plan.length_s
+        if plan.whole:
+            before = sum(met.kind == kind.name for met in self.met)
+            lengths = [one for one in (kind.whole_s, kind.long_s, kind.seconds) if one]
+            return lengths[min(before, len(lengths) - 1)]
         long = plan.share == 1.0 and kind.long_s and len(self.met) % _LONG_EVERY == _LONG_EVERY - 1
-        if plan.whole and long and kind.whole_s:
-            return kind.whole_s
         return kind.long_s if long else kind.seconds * plan.share
 
     def _second(self, role: str) -> Kind:
