@@ -5,7 +5,7 @@
 runs learner, two actors with a fake engine and two rewarders, each role with a faulty network to the
 queue server. Prints a JSON line per fault, then a table of the seconds until work flows again, and
 the judge's verdict; exit code 1 if anything is wrong, or if work took more than 5 s and a lease to flow
-again. Connections that vanish need 10 s, the timeout of the sockets, so the lease is to be over 6 s then.
+again. Connections that vanish need 10 s, the timeout of sockets, so the lease is to be over 6 s then.
 Without a C compiler there are no faulty clocks and disks.
 """
 
