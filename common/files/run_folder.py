@@ -33,6 +33,7 @@ class RunFolder:
         self.latest, self.final = path / "latest", path / "final"  # links to models of checkpoints
         self.versions = path / "versions"  # published weights
         self.best = path / "best"  # the best model by held-out questions
+        self.best_link = self.best / "model"  # leads to the model of the folder in it
         self.uploads = path / "uploads"  # links to what is being uploaded to a hub
         self.not_finite = path / "not_finite"  # batches whose gradients held NaN or infinity
         self.metrics = path / "metrics.jsonl"
@@ -179,7 +180,7 @@ class LearnerFolder(RunFolder):
         aside.unlink(missing_ok=True)
         if target is None:
             return path.unlink(missing_ok=True)
-        aside.symlink_to(target.relative_to(self.path))
+        aside.symlink_to(os.path.relpath(target, path.parent))
         aside.replace(path)
 
     def remove_asides(self) -> None:
@@ -191,4 +192,6 @@ class LearnerFolder(RunFolder):
         for parent in (self.versions, self.checkpoints, self.best):
             self.check_not_superseded()
             for aside in parent.glob(".*"):
+                if aside.is_symlink():
+                    aside.unlink(missing_ok=True)
                 shutil.rmtree(aside, ignore_errors=True)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TypedDict, cast
 
@@ -39,12 +40,12 @@ def keep_if_best(
 ) -> bool:
     """Copy a version's model to best/ if it is the best so far, and delete the models kept there before.
 
-    Return whether it was copied; if not, nothing is changed. The copied model is the folder of `version`
-    in versions/, or the merged model in it, by hard links where possible. Best is a larger `value` of
-    `metric` with no fewer `answered` held-out questions than the model in best/ (fewer may be the
-    easier). Any value is best if best/ holds no model, or one chosen by another metric. Raise RunTaken
-    if a later learner has claimed the folder, DiskFull if the disk stays full, ConfigError if best.json
-    is damaged, OSError if the version's folder is missing.
+    Return whether it was copied; if not, nothing is changed. The copied model, to which the link
+    best/model leads, is the folder of `version` in versions/, or the merged model in it, by hard links
+    where possible. Best is a larger `value` of `metric` with no fewer `answered` held-out questions than
+    the model in best/ (fewer may be the easier). Any value is best if best/ holds no model, or one
+    chosen by another metric. Raise RunTaken if a later learner has claimed the folder, DiskFull if the
+    disk stays full, ConfigError if best.json is damaged, OSError if the version's folder is missing.
     """
     best = read_best(folder)
     if best is not None and best["metric"] == metric:
@@ -67,6 +68,8 @@ def keep_if_best(
 
     path = folder.best_model(version.step)
     folder.write_folder("the best model", path, copy)
+    with suppress(OSError):  # a link for people; some file systems have none
+        folder.link(folder.best_link, path / "model")
     earlier = [old for old in folder.best.glob("[0-9]*") if old != path]
     folder.check_not_superseded()  # after the listing: a better model of the successor is not in it
     for old in earlier:

@@ -28,6 +28,7 @@ PATHS = {
     "versions": "versions",
     "uploads": "uploads",
     "best": "best",
+    "best_link": "best/model",
     "not_finite": "not_finite",
     "metrics": "metrics.jsonl",
     "evaluations": "evaluations.jsonl",

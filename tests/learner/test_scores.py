@@ -165,6 +165,10 @@ def test_the_best_model_is_kept_and_a_worse_one_is_not(tmp_path):
         "answered": 8,
     }
     assert not evaluate(20, 1.0, answered=1)  # the questions that are left may be the easy ones
-    (kept,) = (tmp_path / "best").iterdir()
+    (kept,) = (tmp_path / "best").glob("[0-9]*")
+    assert RunFolder(tmp_path).best_link.resolve() == kept / "model"
+    (tmp_path / "best" / ".model").symlink_to("left by a killed learner")
+    LearnerFolder(tmp_path, 1).remove_asides()
+    assert not (tmp_path / "best" / ".model").is_symlink()
     assert (kept / "model" / "model.safetensors").read_text() == "weights 5"
     assert json.loads((kept / "best.json").read_text())["step"] == 5
