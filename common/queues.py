@@ -1,14 +1,16 @@
 """The `queues` command: read a run's queues from any machine, audit its tickets, discard it."""
 
+import re
 import sys
 import threading
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
-from pydantic import Field
-from pydantic_settings import CliSubCommand, CliToggleFlag
+from pydantic import Field, model_validator
+from pydantic_settings import CliPositionalArg, CliSubCommand, CliToggleFlag
 from rich.console import Console
 from rich.live import Live
 
@@ -45,6 +47,17 @@ class QueueCommand(RunCommand, ResultCommand):
     """Base of the commands that ask a run's queue server."""
 
     role = "queues"
+    folder: CliPositionalArg[str] = Field("", description="the run's folder, such as runs/first")
+
+    @model_validator(mode="after")
+    def _in_folder(self) -> Self:
+        """Return self, for the run of `folder` if that is given. Raise ValueError if it is no folder."""
+        if self.folder:
+            path = Path(self.folder).absolute()
+            if not path.is_dir():
+                raise ValueError(f"{path} is no folder: name a run's, such as runs/first, or --run.name")
+            self.run = self.run.model_copy(update={"dir": path.parent, "name": path.name})
+        return self
 
     def work(self) -> int:
         """Connect to REDIS_URL, or to the server of `penstock up`, call `ask`, return its exit code.
@@ -52,9 +65,13 @@ class QueueCommand(RunCommand, ResultCommand):
         Raise ConfigError for no server or one that cannot be used, ServerUnavailable if the server, now
         or at a later command, does not answer within RUN_CONNECT_TIMEOUT_S, or what `ask` raises.
         """
+        return self.ask(self.connect())
+
+    def connect(self) -> Connection:
+        """Return a connection to REDIS_URL, or to the server of `penstock up`. Raise as `work`."""
         limit_s = self.run.connect_timeout_s
         url = self.redis_url or started_server(self.run.folder)
-        return self.ask(Connection(url, limit_s, limit_s, allow_open=self.run.allow_open_server))
+        return Connection(url, limit_s, limit_s, allow_open=self.run.allow_open_server)
 
     def ask(self, connection: Connection) -> int:
         """Print the result of `read`, with --json as lines of JSON, and return the result's exit code.
@@ -102,7 +119,8 @@ class Watch(QueueCommand):
         """
         read_overview(connection, self.run.name)
         log_errors_alone()
-        watch = RunWatch(lambda: connection, self.run.name)
+        connection.close()
+        watch = RunWatch(self.connect, self.run.name)
         console = Console()
         escape_missing_letters(console.file)
         live = console.is_terminal and not console.is_dumb_terminal and not self.as_json
@@ -115,23 +133,39 @@ class Watch(QueueCommand):
 
     def _on_screen(self, looks: Looks, stopping: threading.Event, console: Console) -> None:
         """Show the live screen on the terminal of `console` until the run has ended or `stopping`."""
+        now, sentence = looks.latest()
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            now, sentence = looks.latest()
-            while (now is None or now.state != "ended") and not stopping.is_set():
+            for now, sentence in self._each(looks, stopping):
                 live.update(render(now, sentence, (), *console.size, console.encoding), refresh=True)
-                stopping.wait(_WATCH_EVERY_S)
-                now, sentence = looks.latest()
         print(one_line(heartbeat_line(now, sentence)))
 
     def _as_text(self, looks: Looks, stopping: threading.Event) -> None:
         """Print each look, with --json as a line of JSON, until the run has ended or `stopping`."""
-        while not stopping.is_set():
-            now, sentence = looks.latest()
+        for now, sentence in self._each(looks, stopping):
             text = format_overview(now, sentence) if now else sentence
             self.show(Result(text, [overview_row(now, sentence)]))
+
+    def _each(self, looks: Looks, stopping: threading.Event) -> Iterator[tuple[Overview | None, str]]:
+        """Yield the newest look every second, until the run has ended or `stopping`.
+
+        `penstock up` may stop its server between two looks. After a run's last step that is the end.
+        """
+        before: Overview | None = None
+        while not stopping.is_set():
+            now, sentence = looks.latest()
+            if now is None and before and self._made_all_steps(before):
+                now, sentence = replace(before, state="ended"), "The run has ended."
+            yield now, sentence
             if now and now.state == "ended":
                 return
+            before = now or before
             stopping.wait(_WATCH_EVERY_S)
+
+    def _made_all_steps(self, before: Overview) -> bool:
+        """Return whether a run with a server of its own, last seen as `before`, made its last step."""
+        made = before.progress
+        complete = made is not None and made.step >= made.steps
+        return complete and not self.redis_url and self.run.folder.results("train").is_file()
 
 
 def overview_row(now: Overview | None, sentence: str) -> dict[str, object]:
@@ -276,7 +310,7 @@ class Export(QueueCommand):
 
         stopping = stop_on_signals()
         host, port = parse_host(self.listen, "--listen")
-        with Looks(RunWatch(lambda: connection, self.run.name)) as looks:
+        with Looks(RunWatch(self.connect, self.run.name)) as looks:
             port, _ = serve(looks, self.run.name, host, port)
             print(f"Prometheus finds run {self.run.name} at {host}:{port}/metrics.", flush=True)
             stopping.wait()
@@ -286,7 +320,8 @@ class Export(QueueCommand):
 class Queues(CommandGroup):
     """Read a run's queues from any machine, audit its tickets, discard it.
 
-    The run is named by --run.name or RUN_NAME, its server by --redis-url or REDIS_URL.
+    The run is named by its folder, such as runs/first, or by --run.name or RUN_NAME. Its server is that
+    of --redis-url or REDIS_URL, or else the one that `penstock up` started for the folder.
     """
 
     status: CliSubCommand[Status] = Field(description="step, reward, limit, processes, streams, totals")

@@ -141,7 +141,7 @@ class Connection:
         """
         self._check_sizes(name, arguments)
         failpoint(f"{name}.before")
-        send = partial(self._client.execute_command, name, *arguments)
+        send = partial(self._client.execute_command, name, *arguments, **_options(name, arguments))
         try:
             reply = self._retrying(send, self._server_timeout_s, size=_size_of(arguments))
         except WrongType as error:  # unlike a function's, this reply does not name the key
@@ -427,6 +427,11 @@ def _pool_options(address: ServerAddress) -> dict[str, Any]:
             "connection_class": redis.SSLConnection, **address.tls, "ssl_check_hostname": check_name
         }  # fmt: skip
     return options
+
+
+def _options(name: str, arguments: Sequence[Argument]) -> dict[str, bool]:
+    """Return what redis-py needs to read the reply of a command: XPENDING has two forms of replies."""
+    return {"parse_detail": True} if name == "XPENDING" and len(arguments) > 2 else {}
 
 
 def _leaves(reply: Any) -> Iterator[Any]:

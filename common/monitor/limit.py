@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Self
 
 from penstock.common.broker.process_signs import WorkerSign
 from penstock.common.monitor.overview import GONE_S, Overview
@@ -15,10 +16,20 @@ _MANY_DEAD = 5
 _ADD = {"actor": "`penstock up --actors`", "rewarder": "`penstock up --rewarders`"}
 
 
-def is_fault(sentence: str) -> bool:
-    """Return whether a sentence of LimitWatch says that the run stands still until somebody acts."""
-    begins = sentence.startswith(("No ", "The learner waits for room", "The queue server"))
-    return begins or " groups died: " in sentence
+class Cause(str):
+    """A sentence on what the run waits for. `missing` is the role without a process, or ""."""
+
+    missing: str
+
+    def __new__(cls, sentence: str, missing: str = "") -> Self:
+        """Return the sentence as a cause."""
+        cause = super().__new__(cls, sentence)
+        cause.missing = missing
+        return cause
+
+
+class Fault(Cause):
+    """A sentence that says that the run stands still until somebody acts."""
 
 
 class LimitWatch:
@@ -34,6 +45,7 @@ class LimitWatch:
     def describe(self, now: Overview) -> str:
         """Return the sentence for the overview `now`, which was read at this moment.
 
+        It is a Fault if the run stands still, and a Cause if a role has no process.
         The learner's share of waiting is that of its newest steps. If the last one is long ago, the
         share is that of the overviews of the last 8 s.
         """
@@ -56,58 +68,58 @@ def _waiting_share(now: Overview, sampled: float) -> float:
 
 
 def _standstill(now: Overview) -> str:
-    """Return a sentence if the run has ended, or its learner does not train; else ""."""
+    """Return a sentence if the run has ended, or a Fault if its learner cannot train; else ""."""
     learner, phase = now.learner, short(now.learner.phase)
     if now.state == "ended":
         return "The run has ended."
     if now.server_fault:
-        return now.server_fault
+        return Fault(now.server_fault)
     if phase == "leaving":
-        return "No learner runs. Nothing is lost: start it again to go on."
+        return Fault("No learner runs. Nothing is lost: start it again to go on.", "learner")
     if now.heartbeat_s > GONE_S:
-        return (
-            f"No heartbeat from the learner for {now.heartbeat_s:.0f} s: {short(learner.holder)} is "
-            "stopped or killed."
-        )
+        who = f"{now.heartbeat_s:.0f} s: {short(learner.holder)} is stopped or killed."
+        return Fault(f"No heartbeat from the learner for {who}", "learner")
     if phase == WAITING_FOR_ROOM:
-        return "The learner waits for room on the disk with the run's folder: delete files there."
+        return Fault("The learner waits for room on the disk with the run's folder: delete files there.")
     if not now.version:
         return f"The learner starts (it is {phase or 'claiming the run'}): no weights are published yet."
     return ""
 
 
 def _missing(now: Overview) -> str:
-    """Return a sentence if no actor, or no rewarder for groups that wait, is running; else ""."""
+    """Return a Cause if no actor, or no rewarder for groups that wait, is running; else ""."""
     groups, is_first = now.streams["rollouts"].depth, not (now.progress and now.progress.step)
     if groups and not now.running("rewarder"):
         if is_first and not now.gone("rewarder"):
-            return f"The first rewarder has not joined yet; {counted(groups, 'group')} to score."
+            to_score = f"{counted(groups, 'group')} to score."
+            return Cause(f"The first rewarder has not joined yet; {to_score}", "rewarder")
         waiting = f"{counted(groups, 'group')} {'waits' if groups == 1 else 'wait'}"
         return _absence(now, "rewarder", f", and {waiting} to be scored")
     if now.running("actor"):
         return ""
     if is_first and not now.gone("actor"):
-        return "The first actor has not joined yet: vLLM takes a minute to start."
+        return Cause("The first actor has not joined yet: vLLM takes a minute to start.", "actor")
     return _absence(now, "actor", "")
 
 
 def _dying(now: Overview) -> str:
-    """Return a sentence if most of five or more training groups died; else ""."""
+    """Return a Fault if most of five or more training groups died; else ""."""
     ended = sum(now.totals.get(name, 0) for name in ("trained", "filtered", "stale", "dead"))
     dead = now.totals.get("dead", 0)
     if dead < _MANY_DEAD or 2 * dead < ended:
         return ""
-    return (
+    return Fault(
         f"{dead} of {ended} groups died: a reward, a tool or the prompts fail. `queues dead` says why."
     )
 
 
-def _absence(now: Overview, role: str, consequence: str) -> str:
+def _absence(now: Overview, role: str, consequence: str) -> Fault:
     """Return the sentence that no process of `role` runs, with the one that was seen last."""
     gone = now.gone(role)
     last = min(gone, key=lambda name: now.age_s(gone[name]), default="")
     seen = f" ({short(last)} was last seen {now.age_s(gone[last]):.0f} s ago)" if last else ""
-    return f"No {role} is running{seen}{consequence}: start one with {_ADD[role]}, or `{role}`."
+    remedy = f"start one with {_ADD[role]}, or `{role}`."
+    return Fault(f"No {role} is running{seen}{consequence}: {remedy}", role)
 
 
 def _slowest(now: Overview, waiting: float) -> str:

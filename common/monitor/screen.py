@@ -4,6 +4,7 @@ Names and texts from the queue server may be hostile: they go through `one_line`
 """
 
 import math
+import re
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from penstock.common.broker.process_signs import LearnerProgress
 from penstock.common.monitor.overview import Overview
-from penstock.common.text import counted, one_line
+from penstock.common.text import counted, one_line, short
 
 _LEVELS, _ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 COLUMNS = ("process", "now", "weights", "busy", "speed", "seen")
@@ -143,8 +144,8 @@ def _counts(now: Overview) -> Text:
         ]
         if progress.trained < progress.asked and progress.step:
             parts.append(f"last step trained {progress.trained} of {progress.asked} groups")
-    held = [stream.oldest_s for stream in now.streams.values() if stream.pending and stream.oldest_s]
-    parts += [f"oldest ticket {duration(max(held))}"] if held else []
+    held = [(one.held_s, one.holder) for one in now.streams.values() if one.held_s is not None]
+    parts += [f"oldest ticket {duration(age)} (held by {_name(who)})" for age, who in sorted(held)[-1:]]
     return Text("; ".join([*parts, f"tickets: {ends}" if ends else "no ticket has ended"]), "dim")
 
 
@@ -169,10 +170,28 @@ def process_row(now: Overview, name: str) -> tuple[str, ...]:
     sign = now.workers[name]
     unit = "tokens/s" if sign.role == "actor" else "groups/s"
     gone = "gone, " if now.is_gone(sign) else ""
+    weights = sign.version + _behind(sign.version, now.version)
     return (
-        one_line(name), one_line(sign.phase), one_line(sign.version), f"{sign.busy:.0%}",
+        one_line(name), one_line(sign.phase), one_line(weights), f"{sign.busy:.0%}",
         f"{sign.rate:,.{0 if sign.rate >= 10 else 1}f} {unit}", f"{gone}{now.age_s(sign):.0f} s ago",
     )  # fmt: skip
+
+
+def _behind(version: str, newest: str) -> str:
+    """Return how many Updates a version is older than the newest one, such as " (-2)", "" for none.
+
+    Both are texts such as "1.37"; another client may have written anything else, which gives "" too.
+    """
+    steps = [text.rpartition(".")[2] for text in (version, newest)]
+    if not all(re.fullmatch("[0-9]{1,15}", step) for step in steps):
+        return ""
+    behind = int(steps[1]) - int(steps[0])
+    return f" (-{behind})" if behind > 0 else ""
+
+
+def _name(process: str) -> str:
+    """Return a process's name for a line with other figures, cut to 40 letters."""
+    return one_line(short(process, 40))
 
 
 def _log_lines(log: Sequence[str], width: int, most: int) -> list[Text]:

@@ -26,7 +26,8 @@ class ConsumerStatus:
 class StreamStatus:
     """A stream: its number of entries (depth), held by consumers (pending) or not taken (undelivered).
 
-    `oldest_s` is the age of the oldest entry, None if the stream is empty.
+    `oldest_s` is the age of the oldest entry, None if the stream is empty. `held_s` is the age of the
+    oldest entry that is held, None if none is, and `holder` the consumer that holds it, "" for none.
     """
 
     name: str
@@ -35,6 +36,8 @@ class StreamStatus:
     undelivered: int
     oldest_s: float | None
     consumers: tuple[ConsumerStatus, ...]
+    holder: str = ""
+    held_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +225,7 @@ def view_of(connection: Connection, run: str) -> tuple[Keys, RunView]:
 
 
 def read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
-    """Return the stream's numbers of entries, its oldest entry's age and its readers.
+    """Return the stream's numbers of entries, its oldest entries' ages and its readers.
 
     The entries that no reader holds count as not taken. `now_ms` is the server's time in ms since 1970.
     Raise ServerUnavailable or another error of Connection.execute.
@@ -232,7 +235,19 @@ def read_stream(connection: Connection, key: str, now_ms: int) -> StreamStatus:
     consumers = read_consumers(connection, key)
     pending = sum(consumer.held for consumer in consumers)
     oldest_s = _age_s(text(first[0][0]), now_ms) if first else None
-    return StreamStatus(_short(key), depth, pending, max(0, depth - pending), oldest_s, consumers)
+    held = _oldest_held(connection, key, now_ms) if pending else ()
+    return StreamStatus(_short(key), depth, pending, max(0, depth - pending), oldest_s, consumers, *held)
+
+
+def _oldest_held(connection: Connection, key: str, now_ms: int) -> tuple[str, float | None]:
+    """Return who holds the oldest held entry of a stream that has readers, and the entry's age.
+
+    Return "" and None if no entry is held. Raise Connection.execute's errors.
+    """
+    found = connection.execute("XPENDING", key, GROUP, "-", "+", 1)
+    return next(
+        ((text(one["consumer"]), _age_s(text(one["message_id"]), now_ms)) for one in found), ("", None)
+    )
 
 
 def _age_s(entry: str, now_ms: int) -> float:

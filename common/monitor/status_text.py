@@ -9,6 +9,12 @@ from penstock.common.monitor.snapshot import Audit, RunStatus, StreamStatus
 from penstock.common.monitor.watch import heartbeat_line
 from penstock.common.text import one_line
 
+_COUNTED = (
+    "depth: entries of the stream; held: those that a process works on; waiting: the others; "
+    "oldest: the oldest entry's age."
+)
+"""What the table of streams counts."""
+
 _REPORTED_BY = re.compile(r" \(reported by [^()]*\)$")
 
 
@@ -35,8 +41,8 @@ def format_overview(now: Overview, sentence: str) -> str:
 def format_status(found: RunStatus) -> str:
     """Return a run's status as lines of text: run, tickets and ledger, then a line per stream.
 
-    Below each stream there is a line per process that reads it. Unknown values are "?" or "not
-    announced".
+    Below each stream there is a line per process that reads it, and last what the columns count.
+    Unknown values are "?" or "not announced".
     """
     credit = "?" if found.credit is None else found.credit
     ledger = "  ".join(f"{name} {count}" for name, count in found.ledger.items())
@@ -47,6 +53,7 @@ def format_status(found: RunStatus) -> str:
         [head, f"tickets: {found.open} open, {found.outstanding} of them training; credit {credit}"]
         + [f"ledger: {ledger or 'empty'}; dead letters {found.dead}", "", table]
         + [line for stream in found.streams for line in _format_stream(stream)]
+        + ["", _COUNTED]
     )
 
 
@@ -54,11 +61,13 @@ def _format_stream(stream: StreamStatus) -> list[str]:
     """Return the line of a stream with its counts and oldest entry's age, then a line per reader.
 
     The age is in seconds, "-" for an empty stream. A reader's line has the number of entries that the
-    reader holds and the seconds since it last asked for work.
+    reader holds and the seconds since it last asked for work. The last line is on the oldest held entry.
     """
     oldest = "-" if stream.oldest_s is None else f"{stream.oldest_s:.1f} s"
     counts = f"{stream.depth:>7}{stream.pending:>7}{stream.undelivered:>9}{oldest:>10}"
     rows = [f"    {one.name}: holds {one.held}, idle {one.idle_s:.1f} s" for one in stream.consumers]
+    if stream.held_s is not None:
+        rows.append(f"    the oldest held entry: {stream.held_s:.1f} s old, held by {stream.holder}")
     return [f"{stream.name:<14}{counts}", *rows]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.common.broker.connection import Connection
 from penstock.common.errors import ConfigError, PenstockError, RunNotReady, ServerUnavailable
-from penstock.common.monitor.limit import LimitWatch
+from penstock.common.monitor.limit import Fault, LimitWatch
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.monitor.screen import duration, heartbeat
 
@@ -35,6 +35,8 @@ class RunWatch:
                 self._connection = self._connect()
             now = read_overview(self._connection, self._run)
         except (ConfigError, ServerUnavailable):
+            self.close()
+            self._connection = None  # the next server may be at another address, with another password
             return None, self._absent("the queue server")
         except RunNotReady:
             return None, self._absent("the learner, which imports its libraries and claims the run")
@@ -95,7 +97,7 @@ class Looks:
         """Return what the last look found; None and how long none has ended, after 5 s without one."""
         age_s = time.monotonic() - self._seen_at
         if age_s > _SILENT_S:
-            return None, f"The queue server does not answer, since {duration(age_s)}."
+            return None, Fault(f"The queue server does not answer, since {duration(age_s)}.")
         return self._seen
 
 

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.common.config.command import escape_missing_letters
-from penstock.common.monitor.limit import is_fault
+from penstock.common.monitor.limit import Cause, Fault
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.screen import duration, render
 from penstock.common.monitor.watch import Looks, RunWatch, heartbeat_line
@@ -82,9 +82,7 @@ class Show:
         for role, (pid, since) in list(self._started.items()):
             names = [now.learner.holder, *now.workers] if now else []
             joined = any(re.search(rf"\b{pid}\b", name) for name in names)
-            missing = (
-                sentence.startswith((f"No {role} ", f"No heartbeat from the {role} ")) and not joined
-            )
+            missing = isinstance(sentence, Cause) and sentence.missing == role and not joined
             if missing and time.monotonic() - since < _JOINING_S:
                 why = "vLLM takes a minute to start" if role == "actor" else "it imports its libraries"
                 return now, f"The {role} starts, since {duration(time.monotonic() - since)}: {why}."
@@ -108,7 +106,7 @@ class Heartbeat(Show):
         reported_at, had_fault = time.monotonic(), False
         while not self._ended.wait(_REFRESH_S):
             now, sentence = self.look()
-            fault = is_fault(sentence)
+            fault = isinstance(sentence, Fault)
             if time.monotonic() - reported_at >= _HEARTBEAT_S or (fault and not had_fault):
                 reported_at = time.monotonic()
                 self._report(Report("run", "run", heartbeat_line(now, sentence)))

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from penstock.common.broker.process_signs import LearnerProgress, WorkerSign
 from penstock.common.broker.run_view import LearnerSign
-from penstock.common.monitor.limit import LimitWatch, gain_of_one_more, is_fault
+from penstock.common.monitor.limit import Fault, LimitWatch, gain_of_one_more
 from penstock.common.monitor.overview import Overview
-from penstock.common.monitor.screen import duration, render, sparkline
+from penstock.common.monitor.screen import duration, process_row, render, sparkline
 from penstock.common.monitor.snapshot import StreamStatus
 from penstock.common.monitor.watch import heartbeat_line
 from tests.common.test_terminals import EVERYTHING
@@ -39,7 +39,7 @@ def streams(**depths: tuple[int, int]) -> dict[str, StreamStatus]:
     names = ("tickets", "eval_tickets", "rollouts", "scored", "evaluated")
     found = {name: depths.get(name, (0, 0)) for name in names}
     return {
-        name: StreamStatus(name, depth, held, depth - held, 1.0, ())
+        name: StreamStatus(name, depth, held, depth - held, 1.0, (), *(("actor-1", 1.0) if held else ()))
         for name, (depth, held) in found.items()
     }
 
@@ -136,7 +136,13 @@ def test_the_sentence_names_the_cause(name: str) -> None:
         "actors", "the learner", "rewarders", "rewarders that hold all", "long answers",
         "the first step", "no actor yet", "no rewarder yet", "a start", "the end",
     )  # fmt: skip
-    assert is_fault(sentence) == (name not in works)
+    assert isinstance(sentence, Fault) == (name not in works)
+    missing = {
+        "an actor that is gone": "actor", "a rewarder that is gone": "rewarder",
+        "no actor yet": "actor", "no rewarder yet": "rewarder",
+        "a learner without a heartbeat": "learner", "a learner that left": "learner",
+    }  # fmt: skip
+    assert getattr(sentence, "missing", "") == missing.get(name, "")
 
 
 def test_without_new_steps_the_share_is_that_of_the_last_looks() -> None:
@@ -175,7 +181,8 @@ def test_the_screen_fits(columns: int, lines: int) -> None:
     for words in (
         "step 37 of 100", "1.00 s a step, 63 s left", "reward     0.580", "held-out   0.610",
         "last at step 25", "56 tickets > 1 actor (64) > 0 groups > 1 rewarder (0)", "staleness 0.93",
-        "oldest ticket 1 s", "2368 trained", "5,321 tokens/s", "actors are the limit", "a line",
+        "oldest ticket 1 s (held by actor-1)", "2368 trained", "5,321 tokens/s", "actors are the limit",
+        "a line",
     ):  # fmt: skip
         assert words in text
     assert "filtered" not in text  # nothing was
@@ -187,6 +194,14 @@ def test_the_screen_fits(columns: int, lines: int) -> None:
 def test_a_small_terminal_shows_the_sentence(columns: int, lines: int) -> None:
     text = " ".join(shown(RUNNING, columns, lines))
     assert text.replace(" ", "").startswith("Thelearnerwaits61%")
+
+
+def test_a_process_with_older_weights_says_how_old() -> None:
+    versions = {"new": "1.37", "old": "1.34", "ahead": "1.38", "strange": "x", "none": ""}
+    signs = {name: replace(worker(), version=version) for name, version in versions.items()}
+    now = replace(RUNNING, workers=signs)
+    found = {name: process_row(now, name)[2] for name in versions}
+    assert found == versions | {"old": "1.34 (-3)"}
 
 
 def test_hostile_names_are_escaped() -> None:

@@ -8,16 +8,21 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from penstock.common import queues
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
-from penstock.common.errors import ConfigError
+from penstock.common.config.command import load
+from penstock.common.errors import ConfigError, ServerUnavailable
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.monitor import watch as watch_module
+from penstock.common.monitor.limit import Cause, Fault
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.watch import Looks, RunWatch
 from penstock.deploy.child import Child, Report, Service
@@ -27,7 +32,7 @@ from penstock.deploy.showing.live import Heartbeat, LiveScreen, is_live, line_fo
 from penstock.deploy.showing.logs import LogFiles
 from penstock.deploy.up import Printer
 from tests.common.builders import Run
-from tests.common.test_limit import RUNNING
+from tests.common.test_limit import PROGRESS, RUNNING
 from tests.helpers import wait_until
 
 
@@ -139,6 +144,51 @@ def test_a_watch_names_what_it_waits_for(run: Run, run_name: str) -> None:
     assert sentence.startswith("Waiting for the learner, which imports its libraries")
 
 
+def test_a_watch_connects_anew_after_its_server_left(run: Run, run_name: str) -> None:
+    """The next `penstock up` has another address and another password."""
+
+    class Left:
+        closed = False
+
+        def execute(self, *_: object) -> None:
+            raise ServerUnavailable("the server left")
+
+        call = execute
+
+        def close(self) -> None:
+            self.closed = True
+
+    left = Left()
+    servers: list[Any] = [left, run.connection]
+    watch = RunWatch(lambda: servers.pop(0), run_name)
+    assert watch.look()[0] is None
+    assert left.closed
+    assert watch.look()[0] is not None
+
+
+def test_queues_watch_ends_with_a_run_whose_server_left_before_the_last_look(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    monkeypatch.setattr(queues, "_WATCH_EVERY_S", 0.01)
+    watch = load(queues.Watch, "queues watch", ["--json", str(tmp_path)])
+    left: tuple[Overview | None, str] = (None, "Waiting for the queue server.")
+    progress = replace(PROGRESS, step=100)
+    looks = [left, (RUNNING, "At step 37."), left, (replace(RUNNING, progress=progress), "Done."), left]
+
+    class Seen:
+        def latest(self) -> tuple[Overview | None, str]:
+            return looks.pop(0)
+
+    RunFolder(tmp_path).results("train").write_text("{}")
+    watch._as_text(Seen(), threading.Event())  # type: ignore[arg-type]
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["limit"] for one in told] == [
+        left[1], "At step 37.", left[1], "Done.", "The run has ended."
+    ]  # fmt: skip
+    assert told[-1]["state"] == "ended"
+
+
 class Fixed(RunWatch):
     """A watch that sees `now`, and says `sentence`."""
 
@@ -153,16 +203,22 @@ class Fixed(RunWatch):
 
 
 def test_a_process_that_was_started_is_not_called_missing() -> None:
-    sentence = "No learner runs. Nothing is lost: start it again to go on."
+    sentence = Fault("No learner runs. Nothing is lost: start it again to go on.", "learner")
     show = Heartbeat(Fixed(RUNNING, sentence), lambda _: None)
     show._looks._seen = show._looks._watch.look()
     assert show.look()[1] == sentence
     show(Report("learner.1", "started", "Started as process 77."))
     assert show.look()[1].startswith("The learner starts, since 0 s: it imports")
-    resumed = Heartbeat(Fixed(RUNNING, "No heartbeat from the learner for 48 s."), lambda _: None)
+    silent = Fault("No heartbeat from the learner for 48 s.", "learner")
+    resumed = Heartbeat(Fixed(RUNNING, silent), lambda _: None)
     resumed._looks._seen = resumed._looks._watch.look()
     resumed(Report("learner.1", "started", "Started as process 77."))
     assert resumed.look()[1].startswith("The learner starts")
+    waits = Cause("The first actor has not joined yet.", "actor")
+    first = Heartbeat(Fixed(RUNNING, waits), lambda _: None)
+    first._looks._seen = first._looks._watch.look()
+    first(Report("actor.1", "started", "Started as process 78."))
+    assert first.look()[1] == "The actor starts, since 0 s: vLLM takes a minute to start."
     show(Report("learner.1", "ended", "Killed by SIGKILL."))
     assert show.look()[1] == sentence
     show(Report("learner.1", "started", "Started as process 4711."))  # RUNNING's, which has joined
