@@ -28,16 +28,22 @@ from penstock.common.config.command import (
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import RunCommand
 from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
-from penstock.common.journal.audit import audit_journal
+from penstock.common.journal.audit import JournalAudit, audit_journal
 from penstock.common.log import log_errors_alone
 from penstock.common.monitor.limit import LimitWatch
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.monitor.screen import render
 from penstock.common.monitor.snapshot import discard_run, read_audit, read_dead, read_status
-from penstock.common.monitor.status_text import format_audit, format_dead, format_overview, format_status
+from penstock.common.monitor.status_text import (
+    dead_rows,
+    format_audit,
+    format_dead,
+    format_overview,
+    format_status,
+)
 from penstock.common.monitor.watch import Looks, RunWatch, heartbeat_line
 from penstock.common.role import stop_on_signals
-from penstock.common.text import one_line
+from penstock.common.text import one_line, short
 
 _WATCH_EVERY_S = 1.0
 _DEAD_SHOWN = 1000
@@ -177,7 +183,30 @@ def overview_row(now: Overview | None, sentence: str) -> dict[str, object]:
     return {**row, "limit": sentence}
 
 
-class Audit(QueueCommand):
+class JournalCommand(QueueCommand):
+    """Base of the commands that ask the journal in the run's folder when the queue server is gone."""
+
+    def work(self) -> int:
+        """Ask the queue server, or the journal if the server is gone; return the exit code.
+
+        Raise the server's error if there is no journal, ConfigError for a damaged one.
+        """
+        try:
+            return super().work()
+        except (ConfigError, RunNotReady, ServerUnavailable) as error:
+            if not self.run.folder.journal.is_dir():
+                raise
+            told = self.by_journal(audit_journal(self.run.folder))
+            why = short(re.split(r"; |\. ", str(error))[0])
+        head = f"The queue server does not say ({why}). The journal in {self.run.folder.path} says:"
+        return self.show(Result(f"{head}\n{told.text}", told.rows, told.exit_code))
+
+    def by_journal(self, found: JournalAudit) -> Result:
+        """Return what the command prints by the journal's audit. Abstract here."""
+        raise NotImplementedError
+
+
+class Audit(JournalCommand):
     """Check that every ticket issued has ended or is in flight. The exit code is 1 if not.
 
     If the queue server is gone, as after the run's end, the journal in the run's folder is asked.
@@ -197,32 +226,22 @@ class Audit(QueueCommand):
         row = asdict(found) | {"faults": found.faults}
         return Result(format_audit(found, self.tickets), [row], 1 if found.faults else 0)
 
-    def work(self) -> int:
-        """Audit by the queue server, or by the journal if the server is gone; return the exit code.
-
-        Raise the server's error if there is no journal, ConfigError for a damaged one.
-        """
-        try:
-            return super().work()
-        except (ConfigError, RunNotReady, ServerUnavailable) as error:
-            if not self.run.folder.journal.is_dir():
-                raise
-            found = audit_journal(self.run.folder)
-            why = type(error).__name__
-        head = f"The queue server does not say ({why}). The journal in {self.run.folder.path} says:"
-        lines = [f"{head}\nrun {self.run.name}: {found.issued} tickets issued, {found.steps} steps"]
+    def by_journal(self, found: JournalAudit) -> Result:
+        """Return a journal's audit as text and as one object; the exit code is 1 for faults, else 0."""
+        lines = [f"run {self.run.name}: {found.issued} tickets issued, {found.steps} steps"]
         lines += [f"  {state:<10}{count:>8}" for state, count in sorted(found.ended.items())]
         faults = found.faults()
         balance = f"balances: {found.issued} = {found.ended.total()} ended + {found.open} open"
         row = {"run": self.run.name, "issued": found.issued, "ended": found.ended, "open": found.open}
         text = "\n".join([*lines, f"  open      {found.open:>8}", *(faults or [balance])])
-        return self.show(Result(text, [row | {"faults": faults}], 1 if faults else 0))
+        return Result(text, [row | {"faults": faults}], 1 if faults else 0)
 
 
-class Dead(QueueCommand):
+class Dead(JournalCommand):
     """Print the newest tickets that failed too often, by reason.
 
-    A dead ticket has ended: its question comes again in the next epoch.
+    None is put back: a dead ticket has ended, and the learner alone issues tickets. Its question comes
+    again in the next epoch. If the queue server is gone, the journal in the run's folder is asked.
     """
 
     drop: CliToggleFlag[bool] = Field(
@@ -239,7 +258,14 @@ class Dead(QueueCommand):
         text = format_dead(found)
         if self.drop:
             connection.execute("DEL", Keys(self.run.name).dead)
-        return Result(text, [{"ticket": ticket, "reason": reason} for ticket, reason in found])
+        return Result(text, dead_rows(found))
+
+    def by_journal(self, found: JournalAudit) -> Result:
+        """Return the dead tickets of a journal as `read` does. Raise ConfigError with --drop."""
+        if self.drop:
+            raise ConfigError("--drop: there is no list without the queue server; leave --drop out")
+        dead = list(reversed(found.dead))
+        return Result(format_dead(dead), dead_rows(dead))
 
 
 class Discard(QueueCommand):

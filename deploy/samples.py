@@ -15,7 +15,9 @@ from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.journal.audit import audit_journal
 from penstock.common.log import configure_logs
+from penstock.common.monitor.status_text import dead_rows, format_dead
 from penstock.common.text import SHOWN, as_text, one_line, printable
 from penstock.common.wire.plain import brief
 from penstock.common.wire.reward_spec import COLUMNS
@@ -89,6 +91,8 @@ class Samples(ResultCommand):
             return self.show(self.evaluated())
         if self.compare:
             return self.show(self.compared(self.compare))
+        if self.failed and (dead := self.dead_groups()):
+            return self.show(dead)
         rows = read_rows(self.run, self.step)
         return self.show(self.by_difficulty(rows) if self.difficulty else self.chosen(rows))
 
@@ -102,6 +106,22 @@ class Samples(ResultCommand):
         if not (found := select(rows, name)) and name:
             raise ConfigError(f"none of {len(rows)} completions {_CHOICES[name]}: use another flag")
         return self.listed(found[: self.count])
+
+    def dead_groups(self) -> Result | None:
+        """Return the tickets of groups that died as a whole, by reason, from the run's journal.
+
+        Such groups have no rows of completions. Return None if a completion alone has no score, if no
+        group died, with --step, and without a journal. Raise ConfigError for a damaged file.
+        """
+        folder = RunFolder(self.run)
+        if self.step is not None or not folder.journal.is_dir():
+            return None
+        if any(folder.completions.glob("*.parquet")) and select(read_rows(self.run), "failed"):
+            return None
+        if not (dead := list(reversed(audit_journal(folder).dead))):
+            return None
+        title = "Whole groups died, and have no completions here:"
+        return Result(f"{title}\n{format_dead(dead)}", dead_rows(dead))
 
     def listed(self, rows: Sequence[Row], title: str = "") -> Result:
         """Return `rows`, completions, as text and as objects; the text begins with any `title`.

@@ -1,6 +1,6 @@
 """What became of a run's tickets, by its journal alone: no queue server is asked."""
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,15 @@ from penstock.common.journal import segments
 from penstock.common.journal.claims import read_chain, read_claims
 
 
+_DEAD_KEPT = 1000
+
+
 @dataclass(slots=True)
 class JournalAudit:
-    """The tickets issued and ended by a journal, and its steps. `ended` has by end state a count."""
+    """The tickets issued and ended by a journal, and its steps. `ended` has by end state a count.
+
+    `dead` has the newest 1,000 tickets that failed too often, each with the reason, the newest last.
+    """
 
     issued_train: int = 0
     questions: dict[str, int] = field(default_factory=dict)  # held-out ones, by evaluated version
@@ -25,6 +31,7 @@ class JournalAudit:
     gaps: list[int] = field(default_factory=list)  # steps that do not follow the one before
     complete: bool = False  # the run has ended by itself
     cut: int = 0  # bytes of a half-written last record
+    dead: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=_DEAD_KEPT))
 
     @property
     def issued(self) -> int:
@@ -87,8 +94,9 @@ def _count(audit: JournalAudit, first_ends: dict[str, str], record: dict[str, An
         audit.questions[record["version"]] = len(record.get("asked", range(record["questions"])))
     elif record["kind"] == "end":
         audit.complete = True
-    for ticket, (state, *_) in record["ends"].items():
+    for ticket, (state, *reason) in record["ends"].items():
         audit.ended[state] += 1
+        audit.dead += [(ticket, str([*reason, ""][0]))] * (state == "dead")
         if ticket in first_ends:
             audit.ended_again += 1
             audit.trained_again += first_ends[ticket] == state == "trained"

@@ -114,3 +114,8 @@ def format_dead(dead: list[tuple[str, str]]) -> str:
         )
         or "none"
     )
+
+
+def dead_rows(dead: list[tuple[str, str]]) -> list[dict[str, str]]:
+    """Return (ticket, reason) pairs as objects for --json."""
+    return [{"ticket": ticket, "reason": reason} for ticket, reason in dead]

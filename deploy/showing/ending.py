@@ -8,15 +8,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from penstock.common.errors import PenstockError
 from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.journal.audit import audit_journal
 from penstock.common.monitor.screen import duration
 from penstock.common.text import one_line, printable
 from penstock.deploy.child import Report
 
 Row = dict[str, Any]
 
-_MOST_LINES = 50
+_MOST_LINES, _LARGEST_JOURNAL = 50, 256 << 20
 _ERROR = re.compile(r"[\w-]+: [A-Z]\w*: ")
 
 
@@ -72,7 +74,7 @@ def print_ending(folder: RunFolder, failure: str) -> None:
 
 
 def format_ending(folder: RunFolder) -> str:
-    """Return the summary of the run in `folder`: a table, totals, where the model is, what to type next.
+    """Return the summary of the run in `folder`: a table, totals, audit, the model, what to type next.
 
     "" for a run without a step. Damaged lines of its files are left out.
     """
@@ -84,7 +86,7 @@ def format_ending(folder: RunFolder) -> str:
     table += _heldout(folder)
     lines = [f"{'':<10}{'before':>10}{'after':>10}{'gain':>10}"]
     lines += [f"{name:<10}{old:>10.3f}{new:>10.3f}{new - old:>+10.3f}" for name, old, new in table]
-    return "\n".join(map(one_line, [*lines, _totals(rows), *_next(folder)]))
+    return "\n".join(map(one_line, [*lines, _totals(rows), *_audit(folder), *_next(folder)]))
 
 
 def _heldout(folder: RunFolder) -> list[tuple[str, float, float]]:
@@ -115,10 +117,28 @@ def _totals(rows: Sequence[Row]) -> str:
     )
 
 
+def _audit(folder: RunFolder) -> list[str]:
+    """Return the line on what became of the tickets by the journal, with its faults.
+
+    Return [] if the journal is not whole, as with LEARNER_JOURNAL_RETENTION, or over 256 MiB, which
+    would take long.
+    """
+    if sum(path.stat().st_size for path in folder.journal.glob("*")) > _LARGEST_JOURNAL:
+        return []
+    try:
+        found = audit_journal(folder)
+    except (PenstockError, OSError):
+        return []
+    counts = f"{found.issued:,} tickets issued, {found.ended.total():,} ended, {found.open:,} open"
+    return [f"Audit: {counts}; {'; '.join(found.faults()) or 'none lost, none trained twice'}."]
+
+
 def _next(folder: RunFolder) -> list[str]:
     """Return the lines on where the model is, and the commands that follow."""
     model = next((path for path in (folder.final, folder.latest) if path.exists()), None)
     where = [f"The model: {model}"] if model else []
+    if folder.best_link.exists():
+        where.append(f"The best model by the held-out questions: {folder.best_link}")
     complete = folder.results("train").is_file()
     more = "for more steps raise LEARNER_MAX_STEPS and" if complete else "to go on"
     stopped = [] if complete else ["The run was stopped before its last step."]

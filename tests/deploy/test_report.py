@@ -17,9 +17,11 @@ from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.queues import Queues
 from penstock.common.wire.messages import Version
+from penstock.deploy.__main__ import Penstock
 from penstock.deploy.report.command import Plot, Report
 from penstock.deploy.report.curves import MOST_POINTS, thin
 from penstock.deploy.report.run_data import read_run
+from penstock.deploy.showing.ending import format_ending
 from penstock.learner.report.completions import to_parquet
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.report.run_record import write_start
@@ -336,7 +338,8 @@ def test_queues_audit_asks_the_journal_when_the_server_is_gone(run: Path, monkey
     audit = ["audit", "--run.name", run.name]
     assert execute_command(Queues, "queues", audit) == 0
     text = capsys.readouterr().out
-    assert "The queue server does not say (ConfigError). The journal in" in text
+    assert "does not say (no queue server is known: REDIS_URL is not set and" in text
+    assert "does not exist). The journal in" in text
     assert "4 tickets issued, 3 steps" in text
     assert "balances: 4 = 3 ended + 1 open" in text
     assert execute_command(Queues, "queues", [*audit, "--json"]) == 0
@@ -347,6 +350,43 @@ def test_queues_audit_asks_the_journal_when_the_server_is_gone(run: Path, monkey
     assert execute_command(Queues, "queues", audit) == 1
     assert "1 groups were trained twice" in capsys.readouterr().out
     assert execute_command(Queues, "queues", ["audit", "--run.name", "another"]) == 78
+
+
+def test_the_end_of_a_run_has_the_audit_of_its_journal(run: Path) -> None:
+    counts = "Audit: 4 tickets issued, 3 ended, 1 open; "
+    assert counts + "none lost, none trained twice." in format_ending(RunFolder(run))
+    journal = Journal(LearnerFolder(run, claim_next(run).incarnation))
+    ends = {"train:1": ("trained", 0)}
+    journal.append("header", step=3, machine={}, ends=ends, ledger={"next_number": 4})
+    assert "1 groups were trained twice" in format_ending(RunFolder(run))
+
+
+def test_groups_that_died_are_told_by_the_journal_when_the_server_is_gone(
+    run: Path, monkeypatch, capsys
+) -> None:
+    """As after a run that ended because its reward failed: it has no completions, and no server."""
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    monkeypatch.setenv("RUN_DIR", str(run.parent))
+    dead = ["dead", "--run.name", run.name]
+    assert execute_command(Queues, "queues", dead) == 0
+    assert capsys.readouterr().out.endswith("says:\nnone\n")
+    reason = "reward own: ValueError: no number\x1b[2J"
+    ends = {f"train:{number}": ("dead", reason) for number in (7, 8)}
+    journal = Journal(LearnerFolder(run, claim_next(run).incarnation))
+    journal.append("no signal", ends=ends, ledger={"next_number": 9})
+    assert execute_command(Queues, "queues", dead) == 0
+    told = "    2  train:8, train:7: reward own: ValueError: no number\\x1b[2J\n"
+    assert capsys.readouterr().out.endswith(told)
+    assert execute_command(Queues, "queues", [*dead, "--drop"]) == 78
+    assert "leave --drop out" in capsys.readouterr().err
+    failed = ["samples", str(run), "--failed"]
+    for path in (run / "completions").glob("*"):
+        path.unlink()
+    assert execute_command(Penstock, "penstock", failed) == 0
+    assert capsys.readouterr().out == f"Whole groups died, and have no completions here:\n{told}"
+    assert execute_command(Penstock, "penstock", [*failed, "--json"]) == 0
+    (first, _) = capsys.readouterr().out.splitlines()
+    assert json.loads(first) == {"ticket": "train:8", "reason": reason}
 
 
 def test_the_best_and_worst_are_one_of_a_group_and_of_the_newest_steps(run: Path) -> None:

@@ -275,11 +275,15 @@ def write_run(folder: Path, steps: int) -> RunFolder:
 def test_the_ending_has_before_after_and_what_to_type_next(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 40)
     run.final.mkdir()
+    assert "The best" not in format_ending(run)
+    run.best_link.mkdir(parents=True)
     text = format_ending(run)
     assert "reward         0.055     0.355    +0.300" in text
     assert "held-out       0.500     1.000    +0.500" in text
     assert "40 steps in 80 s: 400 tokens trained; 120 groups had no spread" in text
     assert f"The model: {run.final}" in text
+    assert f"The best model by the held-out questions: {run.best_link}" in text
+    assert "Audit" not in text  # there is no journal
     assert f"penstock samples {run.path}" in text
     assert "stopped before its last step" in text
     assert "or to go on repeat the command." in text
