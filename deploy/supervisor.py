@@ -150,7 +150,8 @@ class Supervisor:
         doublings = min(child.failures - 1, 30)
         wait_s = min(self._limits.first_backoff_s * 2**doublings, self._limits.longest_backoff_s)
         child.due_at = time.monotonic() + wait_s
-        self._say(child, f"{how} after {child.lived_s:.1f} s. It starts again in {wait_s:g} s.")
+        unless = ", unless the run has ended" if code == 0 else ""  # a worker may see it end first
+        self._say(child, f"{how} after {child.lived_s:.1f} s. It starts again in {wait_s:g} s{unless}.")
 
     def _fail(self, child: Child, code: int, text: str) -> None:
         """Report `text`, why the run cannot go on, and do not start `child` again.
