@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from penstock.common.journal.audit import JournalAudit
+from penstock.common.monitor.screen import duration
 from penstock.common.text import one_line
 from penstock.common.wire.messages import END_STATES
 from penstock.deploy.profile import profile_of
@@ -24,7 +25,7 @@ def summary(runs: Sequence[RunData]) -> Html:
         "steps": lambda run: str(len(run.rows)) if run.rows else NONE,
         "reward, start to end": lambda run: _change(run.points("reward"), 10),
         **{f"held-out {name}, first to last": partial(_heldout, name) for name in names},
-        "time of the steps": lambda run: _duration(sum(run.points("perf/step_s").values())),
+        "time of the steps": _steps_time,
         "of which waiting for groups": _waiting,
         "tokens per second, mean": lambda run: _mean(run.points("perf/tokens_per_s")),
         "groups filtered": lambda run: _sum(run.points("groups/filtered")),
@@ -58,16 +59,14 @@ def _change(points: Points, most: int) -> str:
     return f"{fmean(values[:count]):.4g} to {fmean(values[-count:]):.4g}"
 
 
-def _duration(seconds: float) -> str:
-    """Return a time such as "1 h 5 min", "12.5 s", or "-" for 0."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds else NONE
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+def _steps_time(run: RunData) -> str:
+    """Return the time of all steps of a run, such as "12 min", or "-" without any."""
+    seconds = sum(run.points("perf/step_s").values())
+    return duration(seconds) if seconds else NONE
 
 
 def _waiting(run: RunData) -> str:
-    """Return the share of the steps' time in which the learner waited for groups, such as "61%"."""
+    """Return the share of all steps' time in which the learner waited for groups, such as "61%"."""
     waited, whole = (sum(run.points(name).values()) for name in ("perf/rollout_wait_s", "perf/step_s"))
     return f"{waited / whole:.0%}" if whole else NONE
 
@@ -85,7 +84,7 @@ def _sum(points: Points) -> str:
 def times(runs: Sequence[RunData]) -> list[Html]:
     """Return a table per role: seconds and CPU seconds per step by what the role did, for each run."""
     found = [_phases(run) for run in runs]
-    parts = [element("p", "Means per step, without the start and the first step.")]
+    parts = [element("p", _MEANS)]
     for role, title in _ROLES.items():
         names = dict.fromkeys(phase for phases in found for of, phase in phases if of == role)
         rows = [[name, *chain(*(_costs(one, role, name) for one in found))] for name in names]
@@ -98,6 +97,11 @@ def times(runs: Sequence[RunData]) -> list[Html]:
             parts.append(table([title, *heads], rows))
     return parts if len(parts) > 1 else [element("p", "No step has a profile.")]
 
+
+_MEANS = (
+    "Means per step, without the start and the first step, in which vLLM starts. The summary's share of "
+    "waiting is that of all steps; the live screen's is that of the newest five."
+)
 
 _ROLES = {
     "learner": "the learner was",
