@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,8 @@ def test_the_screen_and_the_watch_name_what_stops_a_run(tmp_path: Path) -> None:
             both_say("the limit")
             workers = watching.last["workers"]
             assert {one["role"] for one in workers.values()} == {"actor", "rewarder"}
+            with slowed(pid_of(site, "learner")):
+                both_say("The learner is the limit")
             for role, words in (
                 ("rewarder", "No rewarder is running"),
                 ("actor", "No actor is running"),
@@ -118,6 +122,27 @@ def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
     assert not any(map(psutil.pid_exists, pids))
     assert b"\x1b[?1049l" in site.written  # the terminal is as it was
     assert b"\x1b[?25h" in site.written
+
+
+@contextlib.contextmanager
+def slowed(pid: int) -> Iterator[None]:
+    """Let the process run for a twentieth of the time."""
+    ended = threading.Event()
+
+    def pause() -> None:
+        while not ended.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            ended.wait(0.4)
+            os.kill(pid, signal.SIGCONT)
+            ended.wait(0.02)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def pid_of(site: TerminalSite, role: str) -> int:
