@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import NoReturn
 
-from pydantic import Field, model_validator
-from pydantic_settings import CliPositionalArg, CliSubCommand, CliToggleFlag
+from pydantic import Field
+from pydantic_settings import CliSubCommand, CliToggleFlag
 from rich.console import Console
 from rich.live import Live
 
@@ -53,17 +53,6 @@ class QueueCommand(RunCommand, ResultCommand):
     """Base of the commands that ask a run's queue server."""
 
     role = "queues"
-    folder: CliPositionalArg[str] = Field("", description="the run's folder, such as runs/first")
-
-    @model_validator(mode="after")
-    def _in_folder(self) -> Self:
-        """Return self, for the run of `folder` if that is given. Raise ValueError if it is no folder."""
-        if self.folder:
-            path = Path(self.folder).absolute()
-            if not path.is_dir():
-                raise ValueError(f"{path} is no folder: name a run's, such as runs/first, or --run.name")
-            self.run = self.run.model_copy(update={"dir": path.parent, "name": path.name})
-        return self
 
     def work(self) -> int:
         """Connect to REDIS_URL, or to the server of `penstock up`, call `ask`, return its exit code.
@@ -240,8 +229,7 @@ class Audit(JournalCommand):
 class Dead(JournalCommand):
     """Print the newest tickets that failed too often, by reason.
 
-    None is put back: a dead ticket has ended, and the learner alone issues tickets. Its question comes
-    again in the next epoch. If the queue server is gone, the journal in the run's folder is asked.
+    None is put back: a question comes again in the next epoch. Without its server the journal is asked.
     """
 
     drop: CliToggleFlag[bool] = Field(
@@ -346,8 +334,7 @@ class Export(QueueCommand):
 class Queues(CommandGroup):
     """Read a run's queues from any machine, audit its tickets, discard it.
 
-    The run is named by its folder, such as runs/first, or by --run.name or RUN_NAME. Its server is that
-    of --redis-url or REDIS_URL, or else the one that `penstock up` started for the folder.
+    The run is named by --run.name or RUN_NAME, its server by --redis-url or REDIS_URL.
     """
 
     status: CliSubCommand[Status] = Field(description="step, reward, limit, processes, streams, totals")

@@ -10,7 +10,6 @@ from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal import segments
 from penstock.common.journal.claims import read_chain, read_claims
 
-
 _DEAD_KEPT = 1000
 
 

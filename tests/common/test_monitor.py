@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -191,16 +190,6 @@ def test_queues_status_takes_the_runs_name_from_the_environment(
     assert "actor-1: holds 1" in out
     assert " s old, held by actor-1" in out
     assert "held: those that a process works on" in out
-
-
-def test_queues_takes_the_folder_of_a_run(
-    busy: Run, run_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / run_name).mkdir()
-    assert queues(["status", str(tmp_path / run_name)]) == 0
-    assert f"run {run_name} on" in capsys.readouterr().out
-    assert queues(["status", str(tmp_path / "nowhere")]) == 78
-    assert "nowhere is no folder: name a run's" in capsys.readouterr().err
 
 
 def test_queues_discard_deletes_only_when_told_yes_and_only_this_run(

@@ -171,7 +171,8 @@ def test_queues_watch_ends_with_a_run_whose_server_left_before_the_last_look(
 ) -> None:
     monkeypatch.delenv("REDIS_URL", raising=False)
     monkeypatch.setattr(queues, "_WATCH_EVERY_S", 0.01)
-    watch = load(queues.Watch, "queues watch", ["--json", str(tmp_path)])
+    place = ["--run.dir", str(tmp_path), "--run.name", "first"]
+    watch = load(queues.Watch, "queues watch", ["--json", *place])
     left: tuple[Overview | None, str] = (None, "Waiting for the queue server.")
     progress = replace(PROGRESS, step=100)
     looks = [left, (RUNNING, "At step 37."), left, (replace(RUNNING, progress=progress), "Done."), left]
@@ -180,7 +181,9 @@ def test_queues_watch_ends_with_a_run_whose_server_left_before_the_last_look(
         def latest(self) -> tuple[Overview | None, str]:
             return looks.pop(0)
 
-    RunFolder(tmp_path).results("train").write_text("{}")
+    run = RunFolder(tmp_path / "first")
+    run.path.mkdir()
+    run.results("train").write_text("{}")
     watch._as_text(Seen(), threading.Event())  # type: ignore[arg-type]
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["limit"] for one in told] == [

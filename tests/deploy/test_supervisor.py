@@ -102,9 +102,7 @@ def test_what_dies_is_started_again_with_growing_back_off(shifts: list[Shift]) -
     assert shift.stop() == 0
 
 
-def test_a_worker_that_leaves_before_its_learner_may_have_seen_the_runs_end(
-    shifts: list[Shift],
-) -> None:
+def test_a_worker_that_leaves_before_its_learner_may_have_seen_the_runs_end(shifts: list[Shift]) -> None:
     shift = begin(shifts, {"learner": STAYS, "actor": "sh -c 'exit 0'"})
     shift.wait_for("actor.1", "It starts again in 0.05 s, unless the run has ended.")
 
