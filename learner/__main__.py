@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 
 from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import LearnerCommand
@@ -47,9 +48,11 @@ class Learner(LearnerCommand):
             return super().execute()
         configure_logs("learner", self.run.log_format)
         from penstock.learner.data.preview import preview, preview_rewards
+        from penstock.learner.report.run_record import check_next_start
 
-        lines = preview_rewards if self.rewards_alone else preview
-        for line in lines(self.learner, self.rows, self.run.folder):
+        check = partial(check_next_start, self.run.folder, self.learner)
+        lines = preview(self.learner, self.rows, check)
+        for line in preview_rewards(self.learner, self.rows) if self.rewards_alone else lines:
             print(json.dumps(line, default=str))
         return 0
 

@@ -1,6 +1,6 @@
 """Actors that join and leave at random: the run goes on at the speed of those that are awake.
 
-    python -m tests.joiners [--seconds S] [--actors N] [--seed N] [--lease-s S] [--json] [--folder F]
+    python -m tests.joiners [--seconds S] [--actors N] [--seed N] [--lease-s S] [--http] [--json]
     python -m tests.joiners --still [--lease-s S]
 
 runs learner, rewarder and queue server under `penstock up`, and N actors with fake engines beside
@@ -117,7 +117,8 @@ class Crowd:
 
     def add(self) -> None:
         """Start an actor."""
-        environment = os.environ | self.site.variables
+        cache = self.site.folder / "caches" / str(len(self.actors))
+        environment = os.environ | self.site.variables | {"RUN_CACHE_DIR": str(cache)}
         process = Forked("tests.actors.fake_actor", [], ROOT, environment)
         threading.Thread(target=self._copy, args=(process,), daemon=True).start()
         self.actors.append(Actor(process))
@@ -459,6 +460,7 @@ def main() -> int:
     parser.add_argument("--actors", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1, help="decides who is disturbed, and how")
     parser.add_argument("--lease-s", type=float, default=3.0, help="RUN_LEASE_S")
+    parser.add_argument("--http", action="store_true", help="each actor fetches weights by HTTP")
     parser.add_argument("--still", action="store_true", help="measure one stopped actor of two")
     parser.add_argument("--json", action="store_true", help="print one object of JSON")
     parser.add_argument("--folder", type=Path, help="empty folder to use (default: a new one)")
@@ -472,7 +474,11 @@ def main() -> int:
     if options.still:
         print(json.dumps(stand_still(folder, options.lease_s)))
         return 0
-    found = run_joiners(folder, options.seconds, options.actors, options.seed, options.lease_s)
+    by_http = {"ACTOR_WEIGHTS_FROM": "http", "LEARNER_FILES_ADDRESS": "127.0.0.1:0"}
+    found = run_joiners(
+        folder, options.seconds, options.actors, options.seed, options.lease_s,
+        **(by_http if options.http else {}),
+    )  # fmt: skip
     print(json.dumps(asdict(found), indent=1) if options.json else format_joiners(found))
     return 1 if found.faults or found.missed else 0
 

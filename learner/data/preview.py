@@ -4,14 +4,13 @@ One JSON object per line: {"contract": ..}, then {"row": ..} for the rows to sho
 the gold answers. Nothing here calls a reward. With --rewards-alone no model is needed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, DataError
-from penstock.common.files.run_folder import RunFolder
 from penstock.common.text import as_text
 from penstock.common.wire.episode_spec import EpisodeSpec
 from penstock.common.wire.reward_spec import NEED_GOLD, RewardSpec
@@ -21,23 +20,24 @@ from penstock.learner.data.plan import Plan, describe, make_plan, read_model, sh
 from penstock.learner.data.questions import QuestionReader
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.learner.data.sources import Source, load_rows, stream_rows
-from penstock.learner.report.run_record import check_next_start
 
 STREAM_ROWS = 10_000
 """Questions of a stream that are read. A stream may have no end."""
 
 
-def preview(settings: LearnerSettings, rows: int, folder: RunFolder) -> Iterator[dict[str, Any]]:
+def preview(
+    settings: LearnerSettings, rows: int, check: Callable[[Plan], None]
+) -> Iterator[dict[str, Any]]:
     """Yield the objects that `learner --dry-run --json` prints as lines, for a run with these settings.
 
-    `folder` is the run's, if there is one: what a start would refuse to go on with is refused here.
+    `check` is given the plan first, and raises ConfigError for one that a start would refuse.
     First comes {"contract": {"rewards", "figures", "episodes": whether there are any}}, then for the
     first `rows` questions, those to train on before those held out, {"row": {"where", "prompt" as text,
     "tokens": their number, "columns"}}. If a built-in reward needs gold answers, {"gold": [where, answer
     or None]} follows for each question (of a stream 10,000). Raise ConfigError for settings, model or
-    code, or for another run in the folder, DataError for an unusable data set.
+    code, and what `check` raises, DataError for an unusable data set.
     """
-    check_next_start(folder, settings, plan := make_plan(settings))
+    check(plan := make_plan(settings))
     yield _contract(plan.contract.rewards, describe(settings, plan), settings)
     tokenizer, _ = read_model(plan.model_folder, settings.trust_remote_code)
     for question in islice(_questions(plan, settings), rows):
@@ -49,7 +49,7 @@ def preview(settings: LearnerSettings, rows: int, folder: RunFolder) -> Iterator
             yield {"gold": [question.where, question.columns.get("solution")]}
 
 
-def preview_rewards(settings: LearnerSettings, rows: int, _: RunFolder) -> Iterator[dict[str, Any]]:
+def preview_rewards(settings: LearnerSettings, rows: int) -> Iterator[dict[str, Any]]:
     """Yield the same objects without a model: the rewards, no figures, and the first `rows` rows.
 
     The rows are those of the first data set of LEARNER_DATASET; their prompts have no tokens. Own
