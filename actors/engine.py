@@ -7,12 +7,21 @@ from typing import Protocol, TypeVar
 
 from penstock.common.errors import EngineFailed, PenstockError
 from penstock.common.files.hashing import hash_file
+from penstock.common.files.reading import DAMAGE, explain, parse_json
 from penstock.common.wire.ids import Version
-from penstock.common.wire.messages import WEIGHTS_FILE, Float32s, Int32s, Rollout, Sampling, Weights
+from penstock.common.wire.messages import (
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    Float32s,
+    Int32s,
+    Rollout,
+    Sampling,
+    Weights,
+)
 
 Result = TypeVar("Result")
 
-_WEIGHTS_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth"}
+_WEIGHTS_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth")
 
 
 class WeightsRejected(EngineFailed):
@@ -117,33 +126,63 @@ async def within_limit(change: Awaitable[Result], limit_s: float, what: str) -> 
 
 
 def verify_weights(weights: Weights) -> Path:
-    """Return the folder of published weights, `weights.path`, after checking its file.
+    """Return the folder of published weights, `weights.path`, after checking its files.
 
-    Raise WeightsRejected if the file cannot be read or has another hash than the announced one, or if
-    the folder holds another file of weights, whose hash nobody announced: an engine loads all that it
-    finds.
+    Raise WeightsRejected if a file cannot be read or has another hash than the announced one, if the
+    index of several names others, or if the folder holds another file of weights, whose hash nobody
+    announced: an engine loads all that it finds.
     """
     folder = Path(weights.path)
+    found, others = _look_at(weights, folder)
+    for one in weights.files:
+        if found[one.name] != one.hash:
+            raise WeightsRejected(
+                f"{folder / one.name} is not of version {weights.version}: its hash is "
+                f"{found[one.name][:12]}, the announced hash is {one.hash[:12]}; share the run's folder "
+                "with this actor unchanged"
+            )
+    if others:
+        raise WeightsRejected(
+            f"{folder} holds {', '.join(others)[:200]} beside {weights.files[0].name}, expected no "
+            "other file of weights; remove what the learner did not write"
+        )
+    _check_index(weights, folder)
+    return folder
+
+
+def _look_at(weights: Weights, folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Return the hash of each announced file in a folder, and the names of other files of weights there.
+
+    Raise WeightsRejected if an announced file cannot be read.
+    """
     try:
-        found = hash_weights(folder, weights.file)
-        every = [path.name for path in folder.iterdir() if path.suffix in _WEIGHTS_SUFFIXES]
+        found = {one.name: hash_weights(folder, one.name) for one in weights.files}
+        every = {path.name for path in folder.iterdir() if path.name.endswith(_WEIGHTS_SUFFIXES)}
     except OSError as error:
         remedy = "share the run's folder with this actor, and set RUN_DIR to its parent folder"
         if isinstance(error, FileNotFoundError) and folder.parent.is_dir():
             remedy = "a newer version has replaced them, and is taken when it is announced"
         cannot = f"the weights of version {weights.version} cannot be read"
         raise WeightsRejected(f"{cannot}: {error}; {remedy}") from error
-    if found != weights.hash:
+    return found, sorted(every - found.keys())
+
+
+def _check_index(weights: Weights, folder: Path) -> None:
+    """Raise WeightsRejected unless the index of several files names all of them, and no others.
+
+    An engine leaves out, without a word, a file that the index does not name.
+    """
+    if not weights.shards:
+        return
+    try:
+        named = set(parse_json((folder / INDEX_FILE).read_bytes())["weight_map"].values())
+    except (OSError, *DAMAGE) as error:
+        raise WeightsRejected(f"{folder / INDEX_FILE} cannot be read: {explain(error)}") from error
+    if named != {one.name for one in weights.tensor_files}:
         raise WeightsRejected(
-            f"{folder / weights.file} is not version {weights.version}: its hash is {found[:12]}, the "
-            f"announced hash is {weights.hash[:12]}; share the run's folder with this actor unchanged"
+            f"{folder / INDEX_FILE} does not name the {len(weights.tensor_files)} files of version "
+            f"{weights.version} and no others: see who else writes to the run's folder"
         )
-    if others := [name for name in every if name != weights.file]:
-        raise WeightsRejected(
-            f"{folder} holds {', '.join(sorted(others))[:200]} beside {weights.file}, expected no other "
-            "file of weights; remove what the learner did not write"
-        )
-    return folder
 
 
 def hash_weights(folder: Path, name: str = WEIGHTS_FILE) -> str:

@@ -102,9 +102,9 @@ def stages(old: Path, new: Path, folder: Path) -> dict[str, float]:
     size, found, made = new.stat().st_size, folder / "delta", folder / "made"
     content = new.read_bytes()
     made.unlink(missing_ok=True)
-    sender = take_ms(lambda: delta.write_delta(old, new, found, size), size)
+    sender = take_ms(lambda: delta.write_delta([old], [new], found, size), size)
     scanned = take_ms(lambda: scan(old, new), size)
-    receiver = take_ms(lambda: delta.apply_deltas(old, [found], made), size)
+    receiver = take_ms(lambda: delta.apply_deltas([old], [found], [made]), size)
     assert hash_file(made) == hash_file(new), "the round trip is not exact"
     made.unlink()
     decoded = take_ms(lambda: decode(found, size), size)
@@ -133,7 +133,7 @@ def sizes(old: Path, new: Path, folder: Path) -> dict[str, float]:
     changed = int(np.count_nonzero(before != after))
     share = changed / len(after)
     place = -np.log2(share) - (1 - share) / share * np.log2(1 - share)
-    written = delta.write_delta(old, new, folder / "delta", new.stat().st_size)
+    written = delta.write_delta([old], [new], folder / "delta", new.stat().st_size)
     return {
         "bytes of the file": new.stat().st_size, "changed": share, "bytes of the delta": written,
         "bytes per change": written / changed, "entropy of place and sign": (place + 1) / 8,

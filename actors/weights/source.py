@@ -32,7 +32,7 @@ class WeightSource:
 
         The announced path is not used: whoever can write to the queue server cannot choose a file. A
         file in the run's folder is not checked here. Raise FetchFailed if the weights cannot be fetched,
-        WeightsRejected if the file in the run's folder is a link that leads out of the versions, and
+        WeightsRejected if a file in the run's folder is a link that leads out of the versions, and
         Connection.execute's errors.
         """
         if self._way == "folder" or (self._way == "auto" and self._is_here(weights)):
@@ -54,23 +54,25 @@ class WeightSource:
         self._distrusted = weights.hash
 
     def _is_here(self, weights: Weights) -> bool:
-        """Return whether the run's folder has a file of this version, or nothing else can have it."""
+        """Return whether the run's folder has this version's files, or nothing else can have them."""
         if not weights.url:
             return True
-        path = self._folder.version(weights.version.incarnation, weights.version.step) / weights.file
-        return weights.hash != self._distrusted and os.path.isfile(path)  # False without the right
+        path = self._folder.version(weights.version.incarnation, weights.version.step)
+        all_here = all(os.path.isfile(path / one.name) for one in weights.files)  # without rights: False
+        return weights.hash != self._distrusted and all_here
 
 
 def find_weights(weights: Weights, folder: RunFolder) -> Weights:
     """Return a copy of announced weights with the path that their version has in the run's folder.
 
-    The announced path is not used. Raise WeightsRejected if the file there is a link that leads out of
+    The announced path is not used. Raise WeightsRejected if a file there is a link that leads out of
     the folder of versions. Whether there is a file is not checked.
     """
     path = folder.version(weights.version.incarnation, weights.version.step)
-    if not (path / weights.file).resolve().is_relative_to(folder.versions.resolve()):
-        raise WeightsRejected(
-            f"{path / weights.file} leads out of {folder.versions}; weights are read from the run's "
-            "folder only: put the file there instead of the link"
-        )
+    for one in weights.files:
+        if not (path / one.name).resolve().is_relative_to(folder.versions.resolve()):
+            raise WeightsRejected(
+                f"{path / one.name} leads out of {folder.versions}; weights are read from the run's "
+                "folder only: put the file there instead of the link"
+            )
     return replace(weights, path=str(path))

@@ -399,7 +399,7 @@ class OutputSettings(Section):
     save_steps: int = setting(50, "steps between two checkpoints", ge=1)
     save_total_limit: int = setting(2, "checkpoints to keep", ge=2)
     max_shard_size: str = setting(
-        "5GB", "largest file of weights in a checkpoint", pattern=r"^[1-9][0-9]*(KB|MB|GB)$"
+        "5GB", "largest file of weights in a checkpoint or a version", pattern=r"^[1-9][0-9]*(KB|MB|GB)$"
     )
     save_only_model: bool = setting(False, "checkpoints without optimizer state; a resumed run differs")
     journal_segment_mib: float = setting(64.0, "size of a journal file, in MiB", gt=0)

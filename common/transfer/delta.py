@@ -1,9 +1,10 @@
-"""What changed from one file of weights to another, exact to the bit: a delta.
+"""What changed from files of weights to others of the same sizes, exact to the bit: a delta.
 
 After an Update in bfloat16 few entries differ, most of them by one unit in the last place. Files are
 compared as 16-bit words. For each word that changed a delta has the gap since the one before and the
 difference, as planes of bytes that zstd shrinks to near the entropy of a gap and a sign: 9.1 bits if 1%
-of the words changed. As the header is compared too, no tensor needs a name here.
+of the words changed. As the header is compared too, no tensor needs a name here. A delta of several
+files has the blocks of each, one file after the other.
 """
 
 import struct
@@ -34,42 +35,62 @@ class BadDelta(ValueError):
     """A delta is damaged, or belongs to a file of another size."""
 
 
-def write_delta(old: Path, new: Path, target: Path, most: int) -> int:
-    """Write to the file `target` what makes the file `new` of the file `old`; return its bytes.
+def write_delta(old: Sequence[Path], new: Sequence[Path], target: Path, most: int) -> int:
+    """Write to the file `target` what makes the files `new` of the files `old`; return its bytes.
 
     Return 0, and leave `target` out or half-way, if it would be more than `most` bytes, or if the files
     differ in size. No other process may change them meanwhile. Raise OSError if a file cannot be read or
     written.
     """
-    size = old.stat().st_size
-    if not size or size % 2 or size != new.stat().st_size:
+    before, after = ([path.stat().st_size for path in files] for files in (old, new))
+    if before != after or not all(size and size % 2 == 0 for size in after):
         return 0
-    entries = _Entries.room_for(_WORDS)
     with target.open("wb") as file:
         file.write(_MAGIC)
-        before, after = (np.memmap(one, "<u2", "r") for one in (old, new))  # faster than reading
-        for begin in range(0, len(after), _WORDS):
-            block = slice(begin, begin + _WORDS)
-            _write_block(file, entries.first(_compare(before[block], after[block], entries)))
-            if file.tell() > most:
+        for pair in zip(old, new, strict=True):
+            if not _write_changes(*pair, file, most):
                 return 0
         return file.tell()
 
 
-def apply_deltas(old: Path, deltas: Sequence[Path], target: Path) -> str:
-    """Write to the file `target` what the deltas, one after the other, make of the file `old`.
+def _write_changes(old: Path, new: Path, file: BinaryIO, most: int) -> bool:
+    """Write what makes the file `new` of `old`, until `file` has more than `most` bytes.
 
-    Return the hash of the written file, which the caller compares with the announced one. Raise BadDelta
-    for a damaged delta, and for one of a file of another size, OSError if a file cannot be read or
-    written.
+    Return whether it is whole. Raise OSError if a file cannot be read or written.
     """
-    digest = new_digest()
-    size = old.stat().st_size
-    _check(size > 0 and size % 2 == 0, f"cannot be for a file of {size} bytes")
+    entries = _Entries.room_for(_WORDS)
+    before, after = (np.memmap(one, "<u2", "r") for one in (old, new))  # faster than reading
+    for begin in range(0, len(after), _WORDS):
+        block = slice(begin, begin + _WORDS)
+        _write_block(file, entries.first(_compare(before[block], after[block], entries)))
+        if file.tell() > most:
+            return False
+    return True
+
+
+def apply_deltas(old: Sequence[Path], deltas: Sequence[Path], targets: Sequence[Path]) -> list[str]:
+    """Write to the files `targets` what the deltas, one after the other, make of the files `old`.
+
+    Return the hashes of the written files, which the caller compares with the announced ones. Raise
+    BadDelta for a damaged delta, and for one of files of other sizes, OSError if a file cannot be read
+    or written.
+    """
     with ExitStack() as stack:
-        file = stack.enter_context(target.open("wb"))
         changes = [stack.enter_context(delta.open("rb")) for delta in deltas]
         _check(all(change.read(len(_MAGIC)) == _MAGIC for change in changes), "is none")
+        hashes = [_change(*pair, changes) for pair in zip(old, targets, strict=True)]
+        _check(not any(change.read(1) for change in changes), "has bytes after the last block")
+    return hashes
+
+
+def _change(old: Path, target: Path, changes: Sequence[BinaryIO]) -> str:
+    """Write to the file `target` what the next blocks of deltas make of `old`; return its hash.
+
+    Raise BadDelta, and OSError if a file cannot be read or written.
+    """
+    digest, size = new_digest(), old.stat().st_size
+    _check(size > 0 and size % 2 == 0, f"cannot be for a file of {size} bytes")
+    with target.open("wb") as file:
         for block in _blocks(old):
             for change in changes:
                 entries = _read_block(change, len(block))
@@ -77,7 +98,6 @@ def apply_deltas(old: Path, deltas: Sequence[Path], target: Path) -> str:
                 _check(inside, "changes words after the end")
             file.write(part := block.view(np.uint8).data)
             digest.update(part)
-        _check(not any(change.read(1) for change in changes), "has bytes after the last block")
     return digest.hexdigest()
 
 

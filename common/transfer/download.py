@@ -135,8 +135,8 @@ def download(source: Source, wanted: Wanted, target: Path) -> None:
         ) from error
     except OSError as error:
         raise FetchFailed(
-            f"{wanted.path} cannot be stored as {target}: {error}; set RUN_CACHE_DIR to a folder with "
-            f"room for five versions, each of up to {wanted.size} bytes"
+            f"{wanted.path} ({wanted.size} bytes) cannot be stored as {target}: {error}; set "
+            "RUN_CACHE_DIR to a folder with room for five versions"
         ) from error
 
 

@@ -32,7 +32,7 @@ from penstock.common.wire.contract import (
     is_shared,
     is_weights,
 )
-from penstock.common.wire.messages import WEIGHTS_FILE, Weights
+from penstock.common.wire.messages import INDEX_FILE, WEIGHTS_FILE, Weights
 
 Result = TypeVar("Result")
 _POLL_S, _RETRY_S = 0.2, 2.0
@@ -62,7 +62,7 @@ def _weights_of(folder: Path) -> set[str]:
 
     Raise ConfigError for a damaged index, OSError if it cannot be read.
     """
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX_FILE
     if not index.is_file():
         return {WEIGHTS_FILE}
     with reading(index, "Restore the model folder"):
@@ -140,7 +140,7 @@ class ModelFetcher:
         return copy or check_tokenizer(contract)
 
     def version(self, weights: Weights) -> Path:
-        """Return the folder of fetched weights, which holds their file alone. Raise FetchFailed.
+        """Return the folder of fetched weights, which holds their files alone. Raise FetchFailed.
 
         Its name is their hash. If an earlier version is here, only what changed is fetched, see `patch`.
         Older versions are deleted, see `_delete_old`. Raise Connection.execute's errors too.
@@ -151,18 +151,24 @@ class ModelFetcher:
                 "64 hex digits: see who else writes to the queue server"
             )
         folder = self._folder / "versions" / weights.hash
-        source = self._source(weights)
         try:
-            if not patch(source, self._view if self._by_queue else None, weights, self._folder):
-                name = version_name(weights.version.incarnation, weights.version.step)
-                wanted = Wanted(f"versions/{name}/{weights.file}", weights.size, weights.hash)
-                download(source, wanted, folder / weights.file)
+            self._complete(weights, folder)
             with contextlib.suppress(OSError):
                 os.utime(folder)
         finally:
             for kept in (folder.parent, self._folder / "deltas"):
                 _delete_old(kept, "*", _KEEP)
         return folder
+
+    def _complete(self, weights: Weights, folder: Path) -> None:
+        """Put the files of weights into the folder. Raise FetchFailed, Connection.execute's errors."""
+        source, view = self._source(weights), self._view if self._by_queue else None
+        made = patch(source, view, weights, self._folder)
+        name = version_name(weights.version.incarnation, weights.version.step)
+        for one in weights.files:
+            if one.name not in made:
+                wanted = Wanted(f"versions/{name}/{one.name}", one.size, one.hash)
+                download(source, wanted, folder / one.name)
 
     def _found(
         self, contract: Contract, names: Iterable[str], with_weights: bool = False
@@ -220,6 +226,19 @@ class ModelFetcher:
         if self._stopping.wait(seconds) or self._view.ended():
             raise FetchStopped("the process has to stop, and the model's files are not here yet")
 
+    def _put_version(self, weights: Weights, folder: Path) -> None:
+        """Put the files of weights into a model's folder, in place of those of an earlier version there.
+
+        Raise FetchFailed, Connection.execute's errors.
+        """
+        fetched, names = self.version(weights), {one.name for one in weights.files}
+        for name in names:
+            _put(fetched / name, folder)
+        with contextlib.suppress(OSError):
+            for old in [path for path in folder.iterdir() if is_weights(path.name)]:
+                if old.name not in names:  # an engine would load it too
+                    old.unlink(missing_ok=True)
+
     def _fetch(
         self, contract: Contract, wanted: list[ModelFile], weights: Weights, with_weights: bool
     ) -> Path:
@@ -234,7 +253,7 @@ class ModelFetcher:
             else:
                 download(source, file, folder / one.name)
         if with_weights:
-            _put(self.version(weights) / WEIGHTS_FILE, folder)
+            self._put_version(weights, folder)
         with contextlib.suppress(OSError):
             os.utime(folder)
         _delete_old(self._folder, "model-*", 1)

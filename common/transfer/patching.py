@@ -20,35 +20,35 @@ class DeltaNotFetched(FetchFailed):
     """A delta could not be fetched. The whole file may be."""
 
 
-def patch(source: Source, view: RunView | None, weights: Weights, folder: Path) -> bool:
-    """Make the file of announced weights of an earlier version; return whether it is there now.
+def patch(source: Source, view: RunView | None, weights: Weights, folder: Path) -> list[str]:
+    """Make files of announced weights of an earlier version; return the names of those that were made.
 
     `folder` has the fetched versions, each in versions/HASH, and gets the deltas, from the queue server
-    (`view`) if they are there, else from `source`. Block meanwhile. Return False if no version is there
-    that the announced deltas begin with, if they have as many bytes as the whole file, or if one cannot
-    be used, which is logged. Raise FetchFailed if another process holds the lock for too long, and
-    Connection.execute's errors.
+    (`view`) if they are there, else from `source`. Block meanwhile. Return [] if no version is there
+    that the deltas begin with, if they have as many bytes as the whole, or if one cannot be used, which
+    is logged. Raise FetchFailed if another process holds the lock for too long, and the view's errors.
     """
     if not (deltas := _usable(weights, versions := folder / "versions")):
-        return False
-    base, target = (versions / of / weights.file for of in (deltas[0].parent, weights.hash))
+        return []
+    base, target = (versions / of for of in (deltas[0].parent, weights.hash))
+    names = [one.name for one in weights.tensor_files]
     try:
-        with alone(target.parent):
-            if target.exists():
-                return False
+        with alone(target):
+            if all((target / name).exists() for name in names):
+                return []
             files = [_fetch(source, view, delta, folder / "deltas" / delta.hash) for delta in deltas]
             fault = _apply(weights, files, base, target)
     except (DeltaNotFetched, OSError, ImportError) as error:
         fault = str(error)
     if fault:
         log.info(f"Version {weights.version} is fetched whole: {fault}.")
-    return not fault
+    return [] if fault else names
 
 
 def _usable(weights: Weights, versions: Path) -> Sequence[Delta]:
     """Return the fewest announced deltas that begin with a version that is here, () if too large.
 
-    That version's file is as large as the announced one, which bounds what a delta may have.
+    That version's files are as large as the announced ones, which bounds what a delta may have.
     """
     for first in range(len(weights.deltas) - 1, -1, -1):
         deltas = weights.deltas[first:]
@@ -56,10 +56,16 @@ def _usable(weights: Weights, versions: Path) -> Sequence[Delta]:
             break
         if not all(HASH.fullmatch(digest) for digest in (deltas[0].parent, deltas[0].hash)):
             break
-        base = versions / deltas[0].parent / weights.file
-        if os.path.isfile(base):
-            return deltas if os.path.getsize(base) == weights.size else ()
+        base = versions / deltas[0].parent
+        found = [_size(base / one.name) for one in weights.tensor_files]
+        if -1 not in found:
+            return deltas if found == [one.size for one in weights.tensor_files] else ()
     return ()
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, -1 if there is none."""
+    return os.path.getsize(path) if os.path.isfile(path) else -1
 
 
 def _fetch(source: Source, view: RunView | None, delta: Delta, folder: Path) -> Path:
@@ -90,19 +96,22 @@ def _parts(view: RunView, delta: Delta) -> Iterator[bytes]:
 
 
 def _apply(weights: Weights, deltas: Sequence[Path], base: Path, target: Path) -> str:
-    """Make the file `target` of the file `base` by deltas; return "", or why it is not there.
+    """Make the files in the folder `target` of those in `base` by deltas; return "", or why not.
 
     Raise OSError if a file cannot be read or written, ImportError without numba or zstandard.
     """
     from penstock.common.transfer.delta import BadDelta, apply_deltas
 
-    aside = target.with_name(f".{target.name}.patched")
+    files = {target / one.name: target / f".{one.name}.patched" for one in weights.tensor_files}
     try:
-        if apply_deltas(base, deltas, aside) != weights.hash:
+        made = apply_deltas([base / file.name for file in files], deltas, [*files.values()])
+        if made != [one.hash for one in weights.tensor_files]:
             return "the deltas make another file of the one that is here"
-        aside.replace(target)
+        for file, aside in files.items():
+            aside.replace(file)
     except BadDelta as error:
         return str(error)
     finally:
-        aside.unlink(missing_ok=True)
+        for aside in files.values():
+            aside.unlink(missing_ok=True)
     return ""

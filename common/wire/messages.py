@@ -9,7 +9,9 @@
 Dimensions in names: G rollouts of a group, T tokens of a completion, P tokens of a prompt.
 """
 
-from collections.abc import Iterator
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -39,12 +41,16 @@ from penstock.common.wire.limits import (
 from penstock.common.wire.plain import brief
 from penstock.common.wire.transcript import Transcript
 
-SCHEMA = 11
+SCHEMA = 12
 """Version of the wire format. Every message carries this number."""
 
 WEIGHTS_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
 """The file of a version: a whole model, or a LoRA adapter to the weights of the model's folder."""
+INDEX_FILE = "model.safetensors.index.json"
+"""Beside a model in several files, such as model-00002-of-00003.safetensors: which has which tensor."""
+MOST_SHARDS = 1024
+"""Most files of a version, without their index."""
 DELTA_FILE = "model.delta"
 """Beside it, what makes it of the file of the version before."""
 DELTA_PART = 1 << 19
@@ -440,13 +446,40 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """A file of a version: its name in the version's folder, its bytes, and its BLAKE3 hash."""
+
+    name: str
+    size: int
+    hash: str
+
+    def __post_init__(self) -> None:
+        """Raise MalformedMessage for a name or hash of over 200 letters, a size not 0 to 10^15 - 1."""
+        check_names("hash or name", [self.hash, self.name])
+        check_range("the size of a file", self.size, 0, LARGEST)
+
+
+def shard_names(count: int) -> list[str]:
+    """Return the names of a model's files if it has so many, and of their index, as in Hugging Face."""
+    files = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    return [*files, INDEX_FILE]
+
+
+def hash_of_shards(shards: Sequence[WeightsFile]) -> str:
+    """Return the hash of a version in several files: SHA-256 over their names, sizes and hashes."""
+    lines = "".join(f"{one.name} {one.size} {one.hash}\n" for one in shards)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     """A published version: a folder with one `file` of weights, a whole model or an `adapter`.
 
     `hash` is the BLAKE3 hash of this file and `size` its bytes; `parent` is the hash of the version
     before. `url` is the file server that has it, with its `token`; "" for none. An engine that has
     loaded it computes the log-probabilities of the `probes`. The `deltas` lead from a version before to
-    this one, each to the next.
+    this one, each to the next. A large model has several files instead, its `shards`, the last of which
+    is their index; `hash` is then that of their list, `hash_of_shards`, and `size` their bytes.
     """
 
     version: Version
@@ -459,6 +492,7 @@ class Weights:
     probes: tuple[Probe, ...] = field(default=(), repr=False, compare=False)
     adapter: AdapterSpec | None = None
     deltas: tuple[Delta, ...] = ()
+    shards: tuple[WeightsFile, ...] = ()
 
     @property
     def delta_bytes(self) -> int:
@@ -467,14 +501,24 @@ class Weights:
 
     @property
     def file(self) -> str:
-        """Return the name of the version's file in its folder."""
+        """Return the name of the version's file in its folder, if it has one alone."""
         return ADAPTER_FILE if self.adapter else WEIGHTS_FILE
+
+    @property
+    def files(self) -> tuple[WeightsFile, ...]:
+        """Return all files that an engine loads."""
+        return self.shards or (WeightsFile(self.file, self.size, self.hash),)
+
+    @property
+    def tensor_files(self) -> tuple[WeightsFile, ...]:
+        """Return the files with tensors, which are all but the index."""
+        return tuple(one for one in self.files if one.name != INDEX_FILE)
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage if a hash or `token` is over 200 letters, `path` or `url` over 4096.
 
         A lone surrogate in one of the texts is refused too, a size below 0 or of 10^15 and more, and
-        more than 1024 probes or 16,384 tokens in them, and more than 16 deltas.
+        more than 1024 probes or 16,384 tokens in them, more than 16 deltas, and wrong `shards`.
         """
         found = f"a version has {len(self.deltas)} deltas, expected at most {MOST_DELTAS}; {_RELEASE}"
         require(len(self.deltas) <= MOST_DELTAS, found)
@@ -484,6 +528,24 @@ class Weights:
         check_names("hash or token", [self.hash, self.parent, self.token])
         check_texts([self.path, self.url], LONGEST_PATH)
         check_range("the size of a version", self.size, 0, LARGEST)
+        if self.shards:
+            self._check_shards()
+
+    def _check_shards(self) -> None:
+        """Raise MalformedMessage unless the shards are 2 to 1024 files and their index, in order.
+
+        Their hashes are 64 hex digits. Hash and size of the version are those of the shards.
+        """
+        count = len(self.shards) - 1
+        few = 2 <= count <= MOST_SHARDS and not self.adapter
+        found = f"a version has {count} files and an index, expected 2 to {MOST_SHARDS} (adapters: 1)"
+        require(few, f"{found}: raise LEARNER_MAX_SHARD_SIZE")
+        names = [one.name for one in self.shards]
+        require(names == shard_names(count), f"a version's files have wrong names; {_RELEASE}", names)
+        fits = all(re.fullmatch("[0-9a-f]{64}", one.hash) for one in self.shards)
+        fits &= self.hash == hash_of_shards(self.shards)
+        fits &= self.size == sum(one.size for one in self.shards)
+        require(fits, f"a version's hash or size is not that of its files; {_RELEASE}")
 
 
 Outcome = ScoredGroup | Verdict

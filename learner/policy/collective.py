@@ -21,7 +21,7 @@ UPDATE = "making an Update"
 
 
 Form = Literal["checkpoint", "version", "adapter"]
-"""What an export has: a model in files of limited size, one file of weights, or a LoRA adapter alone."""
+"""What an export has: the model and with LoRA its adapter beside it, the model alone, or the adapter."""
 
 
 class TrainablePolicy(Protocol):

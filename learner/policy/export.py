@@ -69,16 +69,16 @@ def on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def write_model(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, state: dict[str, Tensor],
-    settings: LearnerSettings, max_shard_size: str,
+    settings: LearnerSettings,
 ) -> None:  # fmt: skip
     """Write config, tokenizer and the weights of `state`, as safetensors, into the folder.
 
-    The weights are model.safetensors, or if larger than `max_shard_size`, such as "5GB", several files
-    with an index. `state` is as `whole_state` returns it. An adapter in it is merged, with the scale
-    settings.lora_alpha / settings.lora_rank. The folder is made if it is missing. Existing files are
-    overwritten.
+    The weights are model.safetensors, or if larger than settings.max_shard_size, such as "5GB", several
+    files with an index, as transformers names them. `state` is as `whole_state` returns it. An adapter
+    in it is merged, with the scale settings.lora_alpha / settings.lora_rank. The folder is made if it is
+    missing. Existing files are overwritten.
     """
     if settings.lora_rank:
         state = merge_adapter(state, settings.lora_alpha / settings.lora_rank)
-    model.save_pretrained(folder, state_dict=on_cpu(state), max_shard_size=max_shard_size)
+    model.save_pretrained(folder, state_dict=on_cpu(state), max_shard_size=settings.max_shard_size)
     tokenizer.save_pretrained(folder)

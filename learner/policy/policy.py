@@ -37,7 +37,6 @@ from penstock.learner.policy.processes import gather, rank, world_size
 from penstock.learner.policy.reference import FrozenCopyReference, make_reference
 from penstock.learner.policy.update import TokenRecord, Update
 
-_ONE_FILE = "1000TB"
 _ENTROPY = "entropy.json"
 """A checkpoint's file with the state of adaptive entropy."""
 
@@ -353,18 +352,16 @@ class Policy:
     def export(self, folder: Path, form: Form = "checkpoint") -> None:
         """Write the weights as a Hugging Face model, with tokenizer. All ranks call together.
 
-        Rank 0 writes. A checkpoint has files of up to LEARNER_MAX_SHARD_SIZE, a version one file. With
-        LoRA the adapter is merged, and a checkpoint has it alone in folder/adapter too; the form
-        "adapter" is this adapter and nothing else. Raise NotFinite on every rank, and write nothing, if
-        a weight is NaN or infinite.
+        Rank 0 writes. Files have up to LEARNER_MAX_SHARD_SIZE. With LoRA the adapter is merged, and a
+        checkpoint has it alone in folder/adapter too; the form "adapter" is this adapter and nothing
+        else. Raise NotFinite on every rank, and write nothing, if a weight is NaN or infinite.
         """
         state = whole_state(self._engine, trained=form == "adapter")
         if rank() != 0:
             return
         if form == "adapter" and self._adapter is not None:
             return write_adapter(self._adapter, on_cpu(state), folder)
-        largest = _ONE_FILE if form == "version" else self._settings.max_shard_size
-        write_model(folder, self.model, self._tokenizer, state, self._settings, largest)
+        write_model(folder, self.model, self._tokenizer, state, self._settings)
         if form == "checkpoint" and self._adapter is not None:
             save_adapter(self._adapter, on_cpu(state), folder / "adapter")
 

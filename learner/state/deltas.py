@@ -102,8 +102,8 @@ class OfferWithDeltas:
         is_wanted = self._always or self._offer.is_used
         if self._last is None or self._last.hash != weights.parent or not is_wanted:
             return ()
-        old, new = (Path(one.path) / one.file for one in (self._last, weights))
-        target = new.with_name(DELTA_FILE)
+        old, new = (_tensor_paths(one) for one in (self._last, weights))
+        target = Path(weights.path) / DELTA_FILE
         try:
             if size := write_delta(old, new, target, most=int(_MOST_SHARE * weights.size)):
                 delta = Delta(weights.version, self._last.hash, hash_file(target), size)
@@ -115,3 +115,8 @@ class OfferWithDeltas:
             log.warning(f"Version {weights.version} is offered without a delta: {error}.")
             target.unlink(missing_ok=True)
         return ()
+
+
+def _tensor_paths(weights: Weights) -> list[Path]:
+    """Return the files of a version that have tensors."""
+    return [Path(weights.path) / one.name for one in weights.tensor_files]

@@ -33,7 +33,10 @@ _ANYWHERE = {4: "192.0.2.1", 6: "2001:db8::1"}
 _START_S = 30.0
 _SHUTDOWN_S = 1.0
 _RANGE = re.compile(r"bytes=(\d{1,15})-")
-_VERSION = re.compile(r"/versions/(\d{6,15}-\d{8,15})/((?:adapter_)?model\.safetensors|model\.delta)")
+_VERSION = re.compile(
+    r"/versions/(\d{6,15}-\d{8,15})/((?:adapter_)?model\.safetensors|model\.delta"
+    r"|model-\d{5}-of-\d{5}\.safetensors|model\.safetensors\.index\.json)"
+)
 _MODEL = re.compile(r"/model/([A-Za-z0-9._-]{1,200})")
 
 log = get_logger(__name__)

@@ -60,7 +60,7 @@ class FileStore:
         if weights != self._offered:
             folder = Path(weights.path)
             names = [DELTA_FILE] if weights.deltas else []
-            for name in (*names, weights.file):
+            for name in (*names, *(one.name for one in weights.files)):
                 self._put(folder / name, f"{self.url}/versions/{folder.name}/{name}")
             self._offered = weights
             self._remove_old(folder.name)

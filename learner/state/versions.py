@@ -17,7 +17,15 @@ from penstock.common.files.hashing import hash_file
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.ids import Version
-from penstock.common.wire.messages import LOWEST_PROBED, Probe, Weights
+from penstock.common.wire.messages import (
+    LOWEST_PROBED,
+    WEIGHTS_FILE,
+    Probe,
+    Weights,
+    WeightsFile,
+    hash_of_shards,
+    shard_names,
+)
 from penstock.learner.policy.collective import TrainablePolicy
 
 MODEL = "model"
@@ -47,7 +55,7 @@ def write_version(
     path = folder.version(version.incarnation, version.step)
 
     def export(aside: Path) -> None:
-        """Write one file, so that there is one hash, and what is not sent. Raise NotFinite."""
+        """Write what is sent, and what is not. Raise NotFinite."""
         policy.export(aside, "adapter" if adapter else "version")
         if adapter and with_model:
             policy.export(aside / MODEL, "version")
@@ -56,10 +64,25 @@ def write_version(
     made = [one for one in path.parent.iterdir() if _NAME.fullmatch(one.name)]
     for old in sorted(made, reverse=True)[KEEP:]:
         shutil.rmtree(old, ignore_errors=True)
-    weights = Weights(version, str(path), "", parent, adapter=adapter)
-    file = path / weights.file
-    size, probes = file.stat().st_size, _probes(policy, version, texts)
-    return replace(weights, hash=hash_file(file), size=size, probes=probes)
+    weights = with_hashes(Weights(version, str(path), "", parent, adapter=adapter))
+    return replace(weights, probes=_probes(policy, version, texts))
+
+
+def with_hashes(weights: Weights) -> Weights:
+    """Return the announcement of weights with the hash and size of each file in their folder.
+
+    Each file is read once, while the system still has it in memory, and hashed on all cores.
+    """
+    folder = Path(weights.path)
+    if weights.adapter or (folder / WEIGHTS_FILE).is_file():
+        file = folder / weights.file
+        return replace(weights, hash=hash_file(file), size=file.stat().st_size)
+    names = shard_names(len(list(folder.glob("model-*.safetensors"))))
+    shards = tuple(
+        WeightsFile(name, (folder / name).stat().st_size, hash_file(folder / name)) for name in names
+    )
+    size = sum(one.size for one in shards)
+    return replace(weights, hash=hash_of_shards(shards), size=size, shards=shards)
 
 
 def _probes(policy: TrainablePolicy, version: Version, texts: Sequence[np.ndarray]) -> tuple[Probe, ...]:

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.actors.engine import hash_weights
 from penstock.actors.vllm_engine import VllmEngine
 from penstock.common.config.settings import ActorSettings
 from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Int32s, Rollout, Sampling, Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
+from penstock.learner.state.versions import with_hashes
 from tests.actors.tiny_llama import load
 
 PROMPTS = [np.array([1, *(3 + (i * k) % 10 for k in (1, 3, 7)), 3 + i % 10], "<i4") for i in range(50)]
@@ -64,7 +64,7 @@ class Live:
     def next_weights(self, folder: Path) -> Weights:
         self._steps += 1
         made = Weights(Version(1, self._steps), str(folder), "", "", adapter=self._adapter)
-        return replace(made, hash=hash_weights(folder, made.file))
+        return with_hashes(made)
 
     def take(self, folder: Path) -> Version:
         weights = self.next_weights(folder)

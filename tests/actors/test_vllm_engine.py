@@ -40,6 +40,9 @@ pytestmark = [
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-3}
 """Largest mean difference of log-probabilities between engine and trainer."""
 
+THIRD = {"float32": "500KB", "bfloat16": "250KB"}
+"""Sizes of files by which the model has three."""
+
 LONG_TOLERANCE = TOLERANCE | {"bfloat16": 1e-2}
 """The same for prompts of about 300 tokens, which add up more roundings in bf16: 0.0051 to 0.0066 were
 measured on an AMD EPYC, and other weights differ by 0.47."""
@@ -234,6 +237,24 @@ def test_wrong_weights_are_refused_and_the_engine_goes_on_with_the_old(live: Liv
     (after,) = live.sample(PROMPTS[:1])
     assert live.engine.version == version
     assert [item.logprobs.tobytes() for item in after] == [item.logprobs.tobytes() for item in before]
+
+
+def test_a_version_in_three_files_samples_what_the_one_in_one_file_samples(
+    live: Live, tmp_path: Path
+) -> None:
+    folder = tmp_path / "three"
+    shutil.copytree(live.b, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    load(live.b).save_pretrained(folder, max_shard_size=THIRD[live.dtype])
+    weights = live.next_weights(folder)
+    assert len(weights.tensor_files) == 3
+    sampled = []
+    for one in (live.next_weights(live.b), weights):
+        live.take(live.a)
+        live.call(live.engine.take_weights(one))
+        sampled.append(live.sample(PROMPTS, replace(SAMPLING, temperature=0.0), count=1))
+    for (one,), (other,) in zip(*sampled, strict=True):
+        assert other.token_ids.tobytes() == one.token_ids.tobytes()
+        assert other.logprobs.tobytes() == one.logprobs.tobytes()
 
 
 def test_greedy_answers_are_those_of_transformers(live: Live) -> None:

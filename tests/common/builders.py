@@ -22,6 +22,9 @@ from penstock.common.wire.messages import (
     Verdict,
     Version,
     Weights,
+    WeightsFile,
+    hash_of_shards,
+    shard_names,
 )
 from penstock.learner.streams.learner_queue import LearnerQueue
 
@@ -70,6 +73,12 @@ def make_scored() -> ScoredGroup:
     return ScoredGroup(make_group(), {"accuracy": (1.0, None)}, ("12", "13"), "rewarder-1")
 
 
+def make_sharded() -> Weights:
+    """A version in two files."""
+    shards = tuple(WeightsFile(name, 1 << 33, "ab" * 32) for name in shard_names(2))
+    return Weights(Version(2, 9), "/2.9", hash_of_shards(shards), "", 3 << 33, shards=shards)
+
+
 def make_messages() -> list[object]:
     """One of each kind."""
     return [
@@ -87,6 +96,7 @@ def make_messages() -> list[object]:
             "token",
             deltas=(Delta(Version(2, 9), "00" * 32, "ee" * 32, 1 << 26),),
         ),
+        make_sharded(),
     ]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.common.files.hashing import hash_file
 from penstock.common.transfer import delta
-from penstock.common.transfer.delta import BadDelta, apply_deltas, write_delta
+from penstock.common.transfer.delta import BadDelta
 
 LARGE = 10**9
 
@@ -22,6 +22,16 @@ def store(folder: Path, name: str, words: np.ndarray) -> Path:
     path = folder / name
     path.write_bytes(words.astype("<u2").tobytes())
     return path
+
+
+def write_delta(old: Path, new: Path, target: Path, most: int) -> int:
+    """Of versions in one file."""
+    return delta.write_delta([old], [new], target, most)
+
+
+def apply_deltas(old: Path, deltas: list[Path], target: Path) -> str:
+    """To a version in one file."""
+    return delta.apply_deltas([old], deltas, [target])[0]
 
 
 def make(folder: Path, *versions: np.ndarray) -> tuple[list[Path], list[Path]]:
@@ -85,6 +95,28 @@ def test_several_deltas_are_applied_at_once(tmp_path: Path) -> None:
     files, deltas = make(tmp_path, *versions)
     assert apply_deltas(files[0], deltas, tmp_path / "made") == hash_file(files[-1])
     assert apply_deltas(files[2], deltas[2:], tmp_path / "made") == hash_file(files[-1])
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (7, 16, 9), (8, 8, 8), (24, 1, 3)])
+def test_a_delta_of_several_files_makes_each_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(delta, "_WORDS", 8)
+    versions = []
+    for step in range(3):
+        draw = np.random.default_rng(step)
+        words = [draw.integers(0, 0xFFFF, size) for size in sizes]
+        versions.append([store(tmp_path, f"{step}-{number}", part) for number, part in enumerate(words)])
+    deltas = [tmp_path / "first", tmp_path / "second"]
+    for pair, found in zip(pairwise(versions), deltas, strict=True):
+        assert delta.write_delta(*pair, found, LARGE) == found.stat().st_size
+    made = [tmp_path / f"made-{number}" for number in range(len(sizes))]
+    hashes = delta.apply_deltas(versions[0], deltas, made)
+    assert hashes == [hash_file(file) for file in made] == [hash_file(file) for file in versions[-1]]
+    with pytest.raises(BadDelta):
+        delta.apply_deltas(versions[0][:-1], deltas, made[:-1])
+    assert delta.write_delta(versions[0], versions[1][:-1], tmp_path / "d", LARGE) == 0
+    assert delta.write_delta(*versions[:2], tmp_path / "d", 10) == 0
 
 
 @pytest.mark.parametrize("share", [0.1, 0.01, 0.003, 0.001])

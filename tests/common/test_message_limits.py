@@ -12,12 +12,28 @@ import pytest
 
 from penstock.common.errors import MalformedMessage
 from penstock.common.wire import limits
+from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.codec import decode, encode, pack, unpack
 from penstock.common.wire.contract import Contract
-from penstock.common.wire.messages import SCHEMA, ScoredGroup, Verdict
+from penstock.common.wire.messages import (
+    SCHEMA,
+    ScoredGroup,
+    Verdict,
+    WeightsFile,
+    hash_of_shards,
+    shard_names,
+)
 from penstock.common.wire.plain import find_fault
 from penstock.common.wire.reward_spec import RewardSpec
-from tests.common.builders import V0, Run, make_group, make_rollout, make_scored, make_ticket
+from tests.common.builders import (
+    V0,
+    Run,
+    make_group,
+    make_rollout,
+    make_scored,
+    make_sharded,
+    make_ticket,
+)
 
 CONTRACT = Contract("model", "hash", "float32", 64, (RewardSpec("accuracy"),), True, 2, 8)
 VERDICT = Verdict("train:7", "filtered", "all equal", {"accuracy": (1.0, 1.0)}, (3, 5))
@@ -50,6 +66,16 @@ def changed_scored(**changes: Any) -> Any:
 
 def changed_verdict(**changes: Any) -> Any:
     return lambda: replace(VERDICT, **changes)
+
+
+def changed_shards(*shards: WeightsFile, **changes: Any) -> Any:
+    """A version with these files, whose hash and size are right unless `changes` has others."""
+    hash_, size = hash_of_shards(shards), sum(one.size for one in shards)
+    return lambda: replace(make_sharded(), **({"shards": shards, "hash": hash_, "size": size} | changes))
+
+
+SHARDS = make_sharded().shards
+RIGHT = changed_shards(*SHARDS)
 
 
 def changed_contract(**changes: Any) -> Any:
@@ -126,8 +152,29 @@ REFUSED = {
     "a reward twice": changed_contract(rewards=(RewardSpec("a"), RewardSpec("a"))),
     "an option nested too deep": changed_contract(rewards=(RewardSpec("a", options={"b": nested(33)}),)),
     "no credit": changed_contract(credit=0),
+    "files of a version in another order": changed_shards(SHARDS[1], SHARDS[0], SHARDS[2]),
+    "a file of a version twice": changed_shards(SHARDS[0], SHARDS[0], SHARDS[2]),
+    "no index": changed_shards(*SHARDS[:2]),
+    "an index alone": changed_shards(SHARDS[2]),
+    "one file with an index": changed_shards(
+        replace(SHARDS[0], name="model-00001-of-00001.safetensors"), SHARDS[2]
+    ),
+    "a missing file": changed_shards(SHARDS[0], SHARDS[2]),
+    "a file elsewhere": changed_shards(replace(SHARDS[0], name=f"../{SHARDS[0].name}"), *SHARDS[1:]),
+    "a file of another name": changed_shards(replace(SHARDS[0], name="model.bin"), *SHARDS[1:]),
+    "a file's hash that is a path": changed_shards(replace(SHARDS[0], hash="../" * 20), *SHARDS[1:]),
+    "a negative size of a file": lambda: replace(SHARDS[0], size=-1),
+    "a long name of a file": lambda: replace(SHARDS[0], name=NAMED_LONG),
+    "another hash than that of the files": changed_shards(*SHARDS, hash="ab" * 32),
+    "another size than that of the files": changed_shards(*SHARDS, size=7),
+    "an adapter in several files": changed_shards(*SHARDS, adapter=AdapterSpec(4, 8, ("q_proj",))),
+    "too many files": changed_shards(*(WeightsFile(name, 1, "ab" * 32) for name in shard_names(1025))),
     "a version over 15 digits": lambda: replace(V0, step=10**15),
 }
+
+
+def test_a_version_in_several_files_is_a_message() -> None:
+    assert RIGHT() == make_sharded()
 
 
 @pytest.mark.parametrize("build", REFUSED.values(), ids=REFUSED)

@@ -87,6 +87,8 @@ def test_only_texts_and_vocabularies_of_the_model_are_shared(folder: Path) -> No
         "versions/../versions/secret", "versions/%2e%2e/versions/secret", "versions/000001-00000009/"
         "model.safetensors", "model/modeling.py", "model/model.safetensors", "model/.env.json",
         "model/model.safetensors.index.json", "model/../versions/secret", "model/..%2fversions%2fsecret",
+        "versions/000001-00000004/model-1-of-3.safetensors", "versions/000001-00000004/other.index.json",
+        "versions/000001-00000004/model-00001-of-00003.safetensors",  # not there
         "model/config.json/", "/etc/passwd", "model//etc/passwd", "model/config.json%00",
     ],
 )  # fmt: skip

@@ -11,16 +11,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, T5Config
 
+from penstock.actors.engine import verify_weights
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.wire.ids import TicketId
-from penstock.common.wire.messages import Version
+from penstock.common.wire.messages import INDEX_FILE, Version
 from penstock.learner.algorithm.batch import build_batch
 from penstock.learner.policy.collective import AllRanksPolicy, TrainablePolicy
 from penstock.learner.policy.policy import Policy
 from penstock.learner.replay import _difference
 from penstock.learner.report.metrics import agreement
 from penstock.learner.state.checkpoint import newest_checkpoint
+from penstock.learner.state.versions import write_version
 from tests.crashes.policy import HashPolicy
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings
 from tests.learner.trained import Run, make_batch, make_policy, same, weights_of
@@ -102,20 +104,28 @@ def test_an_export_loads_with_transformers_and_computes_the_same(model_folder, t
     assert torch.equal(loaded(ids).logits, policy.model(ids).logits)
 
 
-def test_large_weights_are_several_files_in_a_checkpoint_and_one_in_a_version(model_folder, tmp_path):
-    policy = make_policy(model_folder, max_shard_size="30KB")
+@pytest.mark.parametrize("stage", ["0", "3"])
+def test_large_weights_are_three_files_in_a_checkpoint_and_a_version(model_folder, tmp_path, stage):
+    policy = make_policy(model_folder, max_shard_size="50KB", zero_stage=stage)
+    policy.update(make_batch(1)[1], 1)
     policy.export(tmp_path / "checkpoint")
-    policy.export(tmp_path / "version", "version")
-    parts, whole = (
-        sorted((tmp_path / name).glob("*.safetensors")) for name in ("checkpoint", "version")
-    )
-    assert len(parts) >= 3
-    assert max(path.stat().st_size for path in parts) < 40_000
-    assert [path.name for path in whole] == ["model.safetensors"]
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", dtype=torch.float32)
-    ids = torch.arange(3, 13).unsqueeze(0)
-    assert torch.equal(loaded(ids).logits, policy.model(ids).logits)
-    assert _difference(tmp_path / "checkpoint", tmp_path / "version") == 0.0
+    weights = write_version(LearnerFolder(tmp_path, 1), policy, Version(1, 1), "")
+    names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    for folder in (tmp_path / "checkpoint", verify_weights(weights)):
+        assert sorted(path.name for path in folder.glob("*.safetensors")) == names
+        assert max(path.stat().st_size for path in folder.glob("*.safetensors")) < 55_000
+        assert (folder / INDEX_FILE).is_file()
+        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        assert loaded.state_dict().keys() == policy.model.state_dict().keys()
+        assert same(loaded.state_dict(), weights_of(policy))
+    assert [one.name for one in weights.shards] == [*names, INDEX_FILE]
+
+
+def test_weights_in_several_files_are_those_in_one(model_folder, tmp_path):
+    for size in ("50KB", "5GB"):
+        make_policy(model_folder, max_shard_size=size).export(tmp_path / size)
+    assert [path.name for path in (tmp_path / "5GB").glob("*.safetensors*")] == ["model.safetensors"]
+    assert _difference(tmp_path / "50KB", tmp_path / "5GB") == 0.0
 
 
 def test_bf16_keeps_what_is_too_small_for_bf16(model_folder):
