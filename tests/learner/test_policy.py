@@ -104,16 +104,15 @@ def test_an_export_loads_with_transformers_and_computes_the_same(model_folder, t
     assert torch.equal(loaded(ids).logits, policy.model(ids).logits)
 
 
-@pytest.mark.parametrize("stage", ["0", "3"])
-def test_large_weights_are_three_files_in_a_checkpoint_and_a_version(model_folder, tmp_path, stage):
-    policy = make_policy(model_folder, max_shard_size="50KB", zero_stage=stage)
+def test_large_weights_are_three_files_in_a_checkpoint_and_a_version(model_folder, tmp_path):
+    policy = make_policy(model_folder, max_shard_size="35KB")
     policy.update(make_batch(1)[1], 1)
     policy.export(tmp_path / "checkpoint")
     weights = write_version(LearnerFolder(tmp_path, 1), policy, Version(1, 1), "")
     names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
     for folder in (tmp_path / "checkpoint", verify_weights(weights)):
         assert sorted(path.name for path in folder.glob("*.safetensors")) == names
-        assert max(path.stat().st_size for path in folder.glob("*.safetensors")) < 55_000
+        assert max(path.stat().st_size for path in folder.glob("*.safetensors")) < 40_000
         assert (folder / INDEX_FILE).is_file()
         loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         assert loaded.state_dict().keys() == policy.model.state_dict().keys()
@@ -122,10 +121,10 @@ def test_large_weights_are_three_files_in_a_checkpoint_and_a_version(model_folde
 
 
 def test_weights_in_several_files_are_those_in_one(model_folder, tmp_path):
-    for size in ("50KB", "5GB"):
+    for size in ("35KB", "5GB"):
         make_policy(model_folder, max_shard_size=size).export(tmp_path / size)
     assert [path.name for path in (tmp_path / "5GB").glob("*.safetensors*")] == ["model.safetensors"]
-    assert _difference(tmp_path / "50KB", tmp_path / "5GB") == 0.0
+    assert _difference(tmp_path / "35KB", tmp_path / "5GB") == 0.0
 
 
 def test_bf16_keeps_what_is_too_small_for_bf16(model_folder):
