@@ -30,8 +30,10 @@ Result = TypeVar("Result")
 class Live:
     """An engine with its event loop in a thread, so that tests are plain functions."""
 
-    def __init__(self, a: Path, b: Path, dtype: str, adapter: AdapterSpec | None = None) -> None:
-        self.dtype = dtype
+    def __init__(
+        self, a: Path, b: Path, dtype: str, adapter: AdapterSpec | None = None, ranks: int = 1
+    ) -> None:
+        self.dtype, self._ranks = dtype, ranks
         self._adapter = adapter
         self.a, self.b = a, b
         contract = Contract(str(self.a), "", dtype, 384, (RewardSpec("accuracy"),), True, 4, 8)
@@ -51,6 +53,7 @@ class Live:
             kv_cache_gib=0.5,
             max_num_batched_tokens=2048,
             engine_args={"block_size": 32},
+            tensor_parallel_size=self._ranks,
         )
         return VllmEngine(settings, contract, self.shards)
 
