@@ -19,6 +19,7 @@ from penstock.common.journal.audit import audit_journal
 from penstock.common.log import configure_logs
 from penstock.common.monitor.status_text import dead_rows, format_dead
 from penstock.common.text import SHOWN, as_text, one_line, printable
+from penstock.common.wire.messages import UNSCORED
 from penstock.common.wire.plain import brief
 from penstock.common.wire.reward_spec import COLUMNS
 
@@ -104,7 +105,7 @@ class Samples(ResultCommand):
         """
         name = next((name for name in _CHOICES if getattr(self, name)), "")
         if not (found := select(rows, name)) and name:
-            raise ConfigError(f"none of {len(rows)} completions {_CHOICES[name]}: use another flag")
+            raise ConfigError(f"none of {len(rows)} completions {_CHOICES[name]}")
         return self.listed(found[: self.count])
 
     def dead_groups(self) -> Result | None:
@@ -255,14 +256,16 @@ def select(rows: list[Row], choice: str) -> list[Row]:
 
     best and worst: trained rows with a reward, by reward, largest or smallest first. In the order of
     `rows` are truncated: cut at the longest length, no_spread: of filtered groups, and failed: without a
-    score.
+    score, or of a filtered group with such completions.
     """
     if choice in ("best", "worst"):
         scored = [row for row in rows if row["reward"] is not None and row["state"] == "trained"]
         return sorted(scored, key=lambda row: row["reward"], reverse=choice == "best")
     if choice == "truncated":
         return [row for row in rows if row["finish_reason"] == "length"]
-    state = {"no_spread": "filtered", "failed": "failed"}.get(choice)
+    if choice == "failed":
+        return [row for row in rows if row["state"] == "failed" or UNSCORED in row["failure"]]
+    state = {"no_spread": "filtered"}.get(choice)
     return [row for row in rows if state in (None, row["state"])]
 
 

@@ -17,7 +17,7 @@ from penstock.common.text import SHOWN, as_text
 from penstock.common.transfer.model_folder import ModelFetcher
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, check_tokenizer, describe_difference
-from penstock.common.wire.messages import ANSWER, Group, Outcome, ScoredGroup, Verdict
+from penstock.common.wire.messages import ANSWER, UNSCORED, Group, Outcome, ScoredGroup, Verdict
 from penstock.common.wire.reward_spec import JUDGE, RewardSpec
 from penstock.common.wire.transcript import FAILED_TOOL
 from penstock.rewarders.adapt import columns_of
@@ -65,6 +65,13 @@ class GroupScores:
             if self.rewards[name][index] is None:
                 self.failures[index] = f"reward {name}: the judge's answer has no score"
 
+    def explain(self, reason: str) -> str:
+        """Return why a group is filtered: `reason`, and how many completions failed, with the first."""
+        if not (failed := [failure for failure in self.failures if failure]):
+            return reason
+        counts = f"{len(failed)} of {len(self.failures)} completions {UNSCORED}, the first"
+        return f"{reason}; {counts}: {failed[0]}"[:SHOWN]
+
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """Return a new list with a value per rollout: in order those of `values`, None for failures.
 
@@ -110,7 +117,7 @@ class Scorer:
             return ScoredGroup(group, rewards, tuple(texts), self.name, failures, *logged)
         lengths = tuple(rollout.length for rollout in group.rollouts)
         return Verdict(
-            group.ticket.id, "filtered", reason, rewards, lengths, scores.metrics,
+            group.ticket.id, "filtered", scores.explain(reason), rewards, lengths, scores.metrics,
             as_text(group.ticket.columns.get("prompt", ""))[:SHOWN],
             texts[first_scored(rewards)][:SHOWN],
         )  # fmt: skip

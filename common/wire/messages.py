@@ -51,6 +51,8 @@ INDEX_FILE = "model.safetensors.index.json"
 """Beside a model in several files, such as model-00002-of-00003.safetensors: which has which tensor."""
 MOST_SHARDS = 1024
 """Most files of a version, without their index."""
+UNSCORED = "could not be scored"
+"""In the reason of a filtered group's verdict, if rewards failed for some of its completions."""
 DELTA_FILE = "model.delta"
 """Beside it, what makes it of the file of the version before."""
 DELTA_PART = 1 << 19

@@ -63,6 +63,9 @@ class Doctor(Check):
         counts = [f"{kind}s: {sum(one.severity == kind for one in findings)}" for kind in ORDER]
         lines = [line for one in findings for line in one.lines()]
         summary = f"{', '.join(counts)}." if findings else "Nothing was found."
+        summary += (
+            " --quick left out data, rewards and an earlier run of the name." if self.quick else ""
+        )
         code = ConfigError.exit_code if any(one.severity == "error" for one in findings) else 0
         rows = [asdict(one) for one in findings]
         return self.show(Result("\n".join([*shown, *lines, summary]), rows, code))

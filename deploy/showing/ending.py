@@ -13,7 +13,7 @@ from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.audit import audit_journal
 from penstock.common.monitor.screen import duration
-from penstock.common.text import one_line, printable
+from penstock.common.text import counted, one_line, printable
 from penstock.deploy.child import Report
 
 Row = dict[str, Any]
@@ -86,6 +86,7 @@ def format_ending(folder: RunFolder) -> str:
     table += _heldout(folder)
     lines = [f"{'':<10}{'before':>10}{'after':>10}{'gain':>10}"]
     lines += [f"{name:<10}{old:>10.3f}{new:>10.3f}{new - old:>+10.3f}" for name, old, new in table]
+    lines.append(f"(reward: means of the first and last {counted(tenth, 'step')})")
     return "\n".join(map(one_line, [*lines, _totals(rows), *_audit(folder), *_next(folder)]))
 
 

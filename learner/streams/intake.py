@@ -16,7 +16,7 @@ from penstock.common.broker.work_stream import Entry
 from penstock.common.errors import MalformedMessage, NoSignal
 from penstock.common.wire.codec import decode_outcome
 from penstock.common.wire.ids import TicketId, Version
-from penstock.common.wire.messages import Outcome, ScoredGroup, Verdict
+from penstock.common.wire.messages import UNSCORED, Outcome, ScoredGroup, Verdict
 from penstock.learner.algorithm.batch import is_over_lag
 from penstock.learner.data.tickets import TicketSource
 from penstock.learner.state.ledger import Ledger
@@ -169,6 +169,10 @@ class Intake:
         found = self._arrivals
         refused = "".join(f", {MEANING[why]}: {count}" for why, count in self.check.refused.items())
         begin, end = "", f". The last that died is {found.last_dead}" if found.dead else ""
+        unscored = [one for one in found.filtered if UNSCORED in one.reason]
+        if unscored:
+            last = f"{unscored[-1].ticket_id}: {unscored[-1].reason}"
+            begin = f"rewards fail in {len(unscored)} of these groups, such as {last}. "
         if 2 * found.dead > found.without_signal:  # the cause comes first: it is not the questions
             begin, end = f"{found.last_dead}. Like this ticket, most died; ", ""
         return NoSignal(

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from penstock.common.config.command import load
 from penstock.common.errors import ConfigError
-from penstock.deploy.samples import Samples, shown
+from penstock.deploy.samples import Samples, select, shown
 
 ROW = {
     "step": 1, "prompt": "1+1=", "completion": "2", "advantage": 0.5, "accuracy": 1.0, "reward": 1.0,
@@ -197,3 +197,10 @@ def test_evaluations_of_another_form_are_named(run):
     (run / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(ConfigError, match=r"evaluations\.jsonl: damaged"):
         main([str(run), "--evaluations"])
+
+
+def test_a_filtered_group_with_completions_that_failed_is_among_the_failed():
+    reason = "no spread; 1 of 4 completions could not be scored, the first: reward own: TypeError"
+    partly = ROW | {"state": "filtered", "failure": reason}
+    rows = [ROW, ROW | {"state": "filtered", "failure": "no spread"}, partly]
+    assert select(rows, "failed") == [partly]

@@ -98,7 +98,7 @@ class Readers:
             try:
                 Samples(run=folder, **{choice: True}).chosen(rows)
             except ConfigError as error:
-                if "use another flag" not in str(error):
+                if not str(error).startswith("none of "):
                     raise
         Samples(run=folder).by_difficulty(rows)
         Samples(run=folder, compare=[2, 3]).compared([2, 3])

@@ -92,6 +92,6 @@ def make_outcome(
     return Entry(f"{ticket.partition(':')[2]}-1", ticket, encode(make_group(made, **options)))
 
 
-def make_verdict(ticket: str, state: str = "filtered") -> Entry:
-    verdict = Verdict(ticket, state, "no spread", {"accuracy": (0.0, 0.0)}, (3, 3))
+def make_verdict(ticket: str, state: str = "filtered", reason: str = "no spread") -> Entry:
+    verdict = Verdict(ticket, state, reason, {"accuracy": (0.0, 0.0)}, (3, 3))
     return Entry("9-9", ticket, encode(verdict))

@@ -234,6 +234,19 @@ def test_no_signal_at_all_ends_the_run_with_that_sentence():
         desk.form()
 
 
+def test_rewards_that_fail_are_named_before_the_questions():
+    desk = Desk(max_resample_times=0, max_empty_updates=1)
+    desk.issue(2)
+    reason = "no spread; 3 of 8 completions could not be scored, the first: reward own: TypeError"
+    desk.intake.fold(make_verdict(TicketId("train:0")))
+    desk.intake.fold(make_verdict(TicketId("train:1"), reason=reason))
+    with pytest.raises(NoSignal) as ending:
+        desk.form()
+    assert str(ending.value).startswith(
+        f"rewards fail in 1 of these groups, such as train:1: {reason}. "
+    )
+
+
 def test_without_extra_rounds_the_first_one_is_waited_for():
     desk = Desk(max_resample_times=0)
     desk.issue(2)

@@ -14,7 +14,9 @@ from tests.learner.builders import make_plan as plan_without_files
 from tests.learner.builders import make_settings
 
 
-@pytest.mark.parametrize("plan", [make_plan, lambda settings: list(preview(settings, 0))])
+@pytest.mark.parametrize(
+    "plan", [make_plan, lambda settings: list(preview(settings, 0, lambda _: None))]
+)
 @pytest.mark.parametrize("narrowed", [{"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.1}])
 def test_a_narrowed_sampler_is_refused_with_the_reason_and_two_ways_out(narrowed, plan):
     ((name, value),) = narrowed.items()

@@ -133,6 +133,14 @@ def test_a_filtered_group_shows_its_first_completion(pool, folder) -> None:
     assert (outcome.prompt, outcome.completion) == ("Q?", "5")
 
 
+def test_a_filtered_group_says_which_completions_failed_and_why(pool, folder) -> None:
+    scorer, contract = scorer_for(pool, folder, bad_for_five=1.0)
+    outcome = scorer.score_group(make_group(contract, "train:0", "4", "five", "4"))
+    assert isinstance(outcome, Verdict)
+    assert outcome.reason.startswith("no spread; 1 of 3 completions could not be scored, the first: ")
+    assert "reward bad_for_five" in outcome.reason
+
+
 def test_an_eval_group_carries_the_answers_that_were_found(pool, folder) -> None:
     scorer, contract = scorer_for(pool, folder, accuracy=1.0)
     group = make_group(contract, "eval:1.0:0", "so <answer> 4 </answer>", "#### 5")
