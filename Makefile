@@ -18,7 +18,8 @@ WORKERS ?= 4
 # Set, it would make every process of the tests compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock demo docs test tests fast check chaos nightly nightly-tests trl vllm-versions format clean
+.PHONY: install lock demo docs test tests fast check chaos nightly nightly-tests long-faults \
+	long-soak long-kills benchmarks trl vllm-versions format clean
 
 install: $(VENV)/installed
 
@@ -80,32 +81,44 @@ check: install
 chaos: install
 	$(BIN)/python -m tests.chaos --seed $(SEED) $(CHAOS_FLAGS)
 
-# The long forms of what `make test` does in short, about an hour and a half in all. The demo over TLS needs
-# a Redis or Valkey with TLS, in PATH or named by PENSTOCK_TLS_SERVER.
+# The long forms of what `make test` does in short, about an hour in all. What measures speed has the machine to
+# itself; the rest mostly waits, so two go at a time. The demo over TLS needs a Redis or Valkey with TLS, in PATH
+# or named by PENSTOCK_TLS_SERVER.
 nightly: install
+	$(MAKE) --jobs 2 --output-sync=target long-faults long-soak
+	$(BIN)/python -m tests.joiners --seed $(SEED)
+	$(MAKE) trl
+	$(MAKE) --jobs 2 --output-sync=target long-kills nightly-tests
+	$(BIN)/penstock demo --seed $(SEED)
+	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
+	$(MAKE) vllm-versions
+
+long-faults: install
+	$(BIN)/python -m tests.faults --seed $(SEED) --seconds 1500 --whole
+
+long-soak: install
+	$(BIN)/python -m tests.soak
+
+long-kills: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
 	$(BIN)/python -m tests.chaos --seed $(SEED) --environments --seconds 60
 	$(BIN)/python -m tests.chaos --seed $(SEED) --agents --seconds 60
-	$(BIN)/python -m tests.faults --seed $(SEED) --seconds 1500 --whole
-	$(BIN)/python -m tests.soak
-	$(BIN)/python -m tests.joiners --seed $(SEED)
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	$(BIN)/python -m tests.e2e.kills --real
 	$(BIN)/python -m tests.fuzz --seed $(SEED) --seconds 180
-	$(MAKE) trl nightly-tests
-	$(BIN)/penstock demo --seed $(SEED)
-	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
+
+# Figures, with nothing beside: half an hour. benchmarks/README.md has the longer ones.
+benchmarks: install trl
 	$(BIN)/python -m benchmarks.handoff --rounds 18
 	$(BIN)/python -m benchmarks.scoring
 	$(BIN)/python -m benchmarks.golds
 	$(BIN)/python -m benchmarks.calculator --seed $(SEED)
 	$(BIN)/python -m benchmarks.tool_waits --rounds 3
 	$(BIN)/python -m benchmarks.gpu --tiny --parts names learner mfu together turns TRL
-	$(MAKE) vllm-versions
 
 # The tests that are longer with NIGHTLY=1, or need other packages. Most wait for processes and leases.
 NIGHTLY_TESTS := $(addprefix tests/, e2e/test_two_hosts.py e2e/test_server_loss.py e2e/test_two_ranks.py \
-	e2e/test_adapters.py e2e/test_secure_demo.py e2e/test_agents.py e2e/test_openenv_training.py \
+	actors/test_tensor_parallel.py e2e/test_adapters.py e2e/test_secure_demo.py e2e/test_agents.py e2e/test_openenv_training.py \
 	e2e/test_secrets.py e2e/test_report_page.py e2e/test_demo_screen.py \
 	common/test_protocol_machine.py common/test_tls.py crashes/test_mutants.py \
 	learner/test_chat_formats.py learner/test_injections.py learner/test_loss_options.py \

@@ -1,4 +1,4 @@
-"""The benchmark for GPUs runs on a CPU too, with tiny shapes; `make nightly` runs all its parts."""
+"""The benchmark for GPUs runs on a CPU too, with tiny shapes; `make benchmarks` runs all its parts."""
 
 from __future__ import annotations
 
