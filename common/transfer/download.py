@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import SplitResult, urlsplit
@@ -265,8 +265,8 @@ def _rest(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
     if begin:
         headers["Range"] = f"bytes={begin}-"
     timeout = httpx.Timeout(_CONNECT_S, read=_SILENCE_S)
-    # The context has the system's certificates, or those of SSL_CERT_FILE.
-    transport = httpx.HTTPTransport(socket_options=KEEPALIVE, verify=ssl.create_default_context())
+    certificates = _certificates(os.environ.get("SSL_CERT_FILE", ""))
+    transport = httpx.HTTPTransport(socket_options=KEEPALIVE, verify=certificates)
     deadline = Deadline(_limit_s(wanted, begin), math.inf)
     with (
         httpx.Client(transport=transport, timeout=timeout, trust_env=False) as client,
@@ -279,6 +279,15 @@ def _rest(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
         for chunk in response.iter_raw():  # as the bytes come: a cut loses none of them
             _check_time(deadline, source, wanted)
             yield chunk
+
+
+@cache
+def _certificates(_file: str) -> ssl.SSLContext:
+    """Return the context with the system's certificates, or those of the `_file` in SSL_CERT_FILE.
+
+    To read them takes 30 ms, which each download of a small version would need again.
+    """
+    return ssl.create_default_context()
 
 
 @contextmanager
