@@ -37,13 +37,14 @@ class QuestionReader:
     `template` makes a row's prompt, and shows the model those tools of `episodes` that the row has; with
     None a prompt has no tokens.
     `settings` limit the length of a prompt (max_prompt_length), and say whether a longer one is dropped
-    or cut (overlong_prompts). The attribute `too_long` counts the longer prompts, from 0.
+    or cut (overlong_prompts). The attribute `too_long` counts the longer prompts, from 0;
+    `longest` has the tokens of the longest of them all.
     """
 
     def __init__(
         self, settings: LearnerSettings, template: Template | None, episodes: EpisodeSpec
     ) -> None:
-        self.too_long = 0
+        self.too_long = self.longest = 0
         self._settings = settings
         self._template = template
         self._episodes = episodes
@@ -70,7 +71,7 @@ class QuestionReader:
         except ValueError as error:
             raise DataError(f"{where}: {error}. Correct this row, or LEARNER_ENVIRONMENT") from error
         ids = self._template.render(prompt, tools) if self._template else []
-        limit = self._settings.max_prompt_length
+        limit, self.longest = self._settings.max_prompt_length, max(self.longest, len(ids))
         if len(ids) > limit:
             self.too_long += 1
             if self._settings.overlong_prompts == "drop":
@@ -113,7 +114,7 @@ def load_questions(
         done = "left out" if settings.overlong_prompts == "drop" else "cut at their beginning"
         log.warning(
             f"{reader.too_long} prompts are longer than LEARNER_MAX_PROMPT_LENGTH="
-            f"{settings.max_prompt_length} tokens and were {done}."
+            f"{settings.max_prompt_length} tokens and were {done}: the longest has {reader.longest}."
         )
     return questions, held_out[: settings.eval_samples or None]
 
@@ -146,8 +147,8 @@ def read_questions(
     if not questions:
         raise DataError(
             f"{source.name}: none of the {len(rows)} prompts has at most LEARNER_MAX_PROMPT_LENGTH="
-            f"{settings.max_prompt_length} tokens, expected at least one. Raise this limit, or set "
-            "LEARNER_OVERLONG_PROMPTS=truncate."
+            f"{settings.max_prompt_length} tokens, expected at least one. Raise this limit (the longest "
+            f"has {reader.longest}), or set LEARNER_OVERLONG_PROMPTS=truncate."
         )
     return questions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
@@ -12,6 +13,7 @@ import datasets
 import numpy as np
 import pyarrow.parquet
 import pytest
+import structlog
 
 from penstock.common.errors import ConfigError, DataError
 from penstock.common.wire.codec import pack
@@ -108,7 +110,9 @@ def test_a_row_without_question_or_answer_is_named(tmp_path, row, words):
 
 def test_prompts_over_the_limit_are_left_out(tmp_path):
     long = json.dumps({"question": "1" * 30, "answer": "2"})
-    questions, _ = load(write(tmp_path / "q.jsonl", ROW, long), max_prompt_length=10)
+    with structlog.testing.capture_logs() as logs:
+        questions, _ = load(write(tmp_path / "q.jsonl", ROW, long), max_prompt_length=10)
+    assert re.search(r"and were left out: the longest has \d\d+\.", logs[-1]["event"])
     assert len(questions) == 1
 
 
