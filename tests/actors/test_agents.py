@@ -734,7 +734,7 @@ def run_watched(
 
         contract = make_contract(folder, CHATML)
         groups = Agents(engine, contract, folder, InThread(drive), 8, endpoint)  # type: ignore[arg-type]
-        held: Any = SimpleNamespace(running=[1])
+        held: Any = SimpleNamespace(sampling=True)
         follower: Any = SimpleNamespace(taking=False)
         watch = EngineWatch(engine, groups, held, follower, 60.0)  # type: ignore[arg-type]
         await groups.generate("g", make_ticket(folder))

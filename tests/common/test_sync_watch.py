@@ -28,6 +28,12 @@ def status(connection: Connection) -> str:
     return str(connection.execute("INFO")["aof_last_write_status"])
 
 
+def is_rewritten(connection: Connection) -> bool:
+    """Whether the file that is written anew is whole. Until then a killed server reads the old one."""
+    info = connection.execute("INFO")
+    return not (info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"])
+
+
 def test_a_server_whose_sync_failed_takes_writes_again(
     tmp_path: Path, faulty: FaultyHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +58,7 @@ def test_a_server_whose_sync_failed_takes_writes_again(
             assert connection.execute("SET", "key", "after")
             wait_until(lambda: status(connection) == "ok", "a file that is written")
         assert connection.execute("INFO")["aof_enabled"] == 1
+        wait_until(lambda: is_rewritten(connection), "the new file, in which all is")
         wait_until_written(connection)
         server.kill()
         server.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
     site.start()
     try:
         site.wait_for(lambda: log.is_file() and " joined run" in log.read_text(), "the actor")
-        site.wait_for(lambda: any("actor.1" in line for line in site.shown()), "its line")
+        site.wait_for(lambda: re.search(r"1 actor \([1-9]", " ".join(site.shown())), "its tickets")
         pids = [pid_of(site, role) for role in ("learner", "actor", "rewarder")]
         os.kill(site.process.pid, signal.SIGINT)
         site.wait_for(lambda: any("topping" in line for line in site.shown()), "that it stops")
