@@ -218,7 +218,7 @@ def view_of(connection: Connection, run: str) -> tuple[Keys, RunView]:
     if view.incarnation() == 0:
         raise RunNotReady(
             f"no run named {run} is on {connection.address}: wait some seconds if it has just been "
-            f"started, start `learner` with RUN_NAME={run}, or name the run with --run.name and its "
+            f"started, start `penstock up` with RUN_NAME={run}, or name the run with --run.name and its "
             "server with REDIS_URL"
         )
     return keys, view

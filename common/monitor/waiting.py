@@ -62,8 +62,8 @@ def _describe_tickets(stream: str, holder: str, tickets: list[InFlight]) -> str:
 def _describe_absence(connection: Connection, keys: Keys, role: str, lease_s: float) -> str:
     """Return a clause if no `role` ("an actor" or "a rewarder") was seen in `lease_s` seconds, else "".
 
-    Example: "no actor is running, actor-a-71 was last seen 29 s ago"; without the second part if there
-    never was one. Raise ServerUnavailable or another error of Connection.execute.
+    Example: "no actor is running, actor-a-71 was last seen 29 s ago". Raise ServerUnavailable or another
+    error of Connection.execute.
     """
     streams = [getattr(keys, stream) for stream, filled_by in _FILLED_BY.items() if filled_by == role]
     consumers = [found for key in streams for found in read_consumers(connection, key)]
@@ -71,4 +71,4 @@ def _describe_absence(connection: Connection, keys: Keys, role: str, lease_s: fl
     if last is not None and last.idle_s < lease_s:
         return ""
     seen = f", {short(last.name)} was last seen {last.idle_s:.0f} s ago" if last else ""
-    return f"no {role.split()[1]} is running{seen}"
+    return f"no {role.split()[1]} is running{seen or ': none has joined, or all left'}"

@@ -16,7 +16,7 @@ def samples_part(runs: Sequence[RunData]) -> list[Html]:
     """Return the section's content: per run its best and its worst completions, side by side."""
     note = (
         "Trained completions of the newest 50 steps with the largest and the smallest reward, one per "
-        "group. `penstock samples RUN` shows others."
+        "group. The command penstock samples RUN shows others."
     )
     columns = [
         element("div", element("h3", run.label), _list("Best", run.best), _list("Worst", run.worst))
