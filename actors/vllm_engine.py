@@ -101,7 +101,7 @@ class VllmEngine:
             raise EngineFailed(
                 f"vLLM did not start on {model}: {error}; correct the ACTOR_* settings, or the model"
                 f"{_WITHOUT_ADAPTERS if contract.adapter else ''}; "
-                + memory_advice(settings, arguments.max_model_len, _gpu_memory())
+                + _advice(settings, arguments.max_model_len)
             ) from error
         self._versions = TokenVersions(self._llm)
 
@@ -368,15 +368,16 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
     )
 
 
-def _gpu_memory() -> tuple[int, int] | None:
-    """Return the free and all bytes of this process's first GPU, None for an engine on the CPU.
-
-    Raise RuntimeError if CUDA fails.
-    """
+def _advice(settings: ActorSettings, max_model_len: int) -> str:
+    """Return what to change if the engine lacked memory; what to look at if the GPU does not answer."""
     import torch
     from vllm.platforms import current_platform
 
-    return None if current_platform.is_cpu() else torch.cuda.mem_get_info()
+    try:
+        gpu = None if current_platform.is_cpu() else torch.cuda.mem_get_info()
+    except (RuntimeError, AssertionError) as error:  # CUDA may be what kept vLLM from its start
+        return f"the GPU does not answer either ({error}): see `penstock doctor`"
+    return memory_advice(settings, max_model_len, gpu)
 
 
 def _check_names(names: Iterable[str]) -> None:

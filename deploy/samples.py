@@ -265,8 +265,7 @@ def select(rows: list[Row], choice: str) -> list[Row]:
         return [row for row in rows if row["finish_reason"] == "length"]
     if choice == "failed":
         return [row for row in rows if row["state"] == "failed" or UNSCORED in row["failure"]]
-    state = {"no_spread": "filtered"}.get(choice)
-    return [row for row in rows if state in (None, row["state"])]
+    return [row for row in rows if choice != "no_spread" or row["state"] == "filtered"]
 
 
 def as_lines(row: Row, width: int) -> str:

@@ -227,9 +227,9 @@ local function make_groups(keys)
 end
 
 -- Returns whether a key of this run cannot be used: of another type, or a stream that has an entry with an id
--- after which the server may have none left for the next entry. The server's clock does not count: put back by
--- two days, it would delete the work of all roles. So is a stream whose group
--- is past its last entry: the group would not give out the next ones.
+-- after which the server may have none left for the next entry, or a stream whose group is past its last
+-- entry: the group would not give out the next ones. The server's clock does not count: put back by two days,
+-- it would delete the work of all roles.
 local function is_damaged(key)
   if wrong_type({key}) then return true end
   local name = string.match(key, '([^:]*)$')

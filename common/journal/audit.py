@@ -95,7 +95,8 @@ def _count(audit: JournalAudit, first_ends: dict[str, str], record: dict[str, An
         audit.complete = True
     for ticket, (state, *reason) in record["ends"].items():
         audit.ended[state] += 1
-        audit.dead += [(ticket, str([*reason, ""][0]))] * (state == "dead")
+        if state == "dead":
+            audit.dead.append((ticket, str(reason[0]) if reason else ""))
         if ticket in first_ends:
             audit.ended_again += 1
             audit.trained_again += first_ends[ticket] == state == "trained"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from penstock.actors import engine_memory
 from penstock.actors.engine_memory import memory_advice
+from penstock.actors.vllm_engine import _advice
 from penstock.common.config.settings import ActorSettings
 
 GIB = 2**30
@@ -31,3 +33,9 @@ def test_a_cpus_advice_is_of_the_cache(asked, words, monkeypatch):
     free = type("Memory", (), {"available": 2 * GIB})
     monkeypatch.setattr(engine_memory.psutil, "virtual_memory", lambda: free)
     assert re.search(words, memory_advice(ActorSettings(kv_cache_gib=asked), 768, None))
+
+
+def test_a_gpu_that_does_not_answer_hides_no_error(monkeypatch):
+    """Without CUDA, the question how much memory is free fails as well."""
+    monkeypatch.setattr("vllm.platforms.current_platform", SimpleNamespace(is_cpu=lambda: False))
+    assert "the GPU does not answer either" in _advice(ActorSettings(), 768)
