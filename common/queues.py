@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from pydantic import Field
-from pydantic_settings import CliSubCommand, CliToggleFlag
+from pydantic import Field, model_validator
+from pydantic_settings import CliPositionalArg, CliSubCommand, CliToggleFlag
 from rich.console import Console
 from rich.live import Live
 
@@ -28,6 +28,7 @@ from penstock.common.config.command import (
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import RunCommand
 from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
+from penstock.common.files.run_folder import RunPath
 from penstock.common.journal.audit import JournalAudit, audit_journal
 from penstock.common.log import log_errors_alone
 from penstock.common.monitor.limit import LimitWatch
@@ -53,6 +54,18 @@ class QueueCommand(RunCommand, ResultCommand):
     """Base of the commands that ask a run's queue server."""
 
     role = "queues"
+    folder: CliPositionalArg[RunPath | None] = Field(
+        None, description="the run's folder, such as runs/first; else RUN_NAME says which"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_folder(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return `values` by field, with the run's name and place from `folder`, if that is given."""
+        if folder := values.get("folder"):
+            path = Path(folder).absolute()
+            values = values | {"run": {**values.get("run", {}), "name": path.name, "dir": path.parent}}
+        return values
 
     def work(self) -> int:
         """Connect to REDIS_URL, or to the server of `penstock up`, call `ask`, return its exit code.

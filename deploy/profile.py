@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -11,7 +10,7 @@ from pydantic_settings import CliPositionalArg
 from penstock.common.config.command import Result, ResultCommand
 from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import read_json_lines
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import RunFolder, RunPath
 from penstock.common.log import configure_logs
 
 _PHASE = re.compile(r"perf/(?P<role>learner|actor|rewarder)/(?P<phase>\w+?)(?P<cpu>_cpu)?_s")
@@ -34,7 +33,7 @@ class Profile(ResultCommand):
     Example: penstock profile runs/mine
     """
 
-    run: CliPositionalArg[Path] = Field(description="the run's folder")
+    run: CliPositionalArg[RunPath] = Field(description="the run's folder")
 
     def execute(self) -> int:
         """Print the table and return 0. Raise ConfigError if no step of the run has a profile."""

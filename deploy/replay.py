@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import CliPositionalArg, NoDecode
 
 from penstock.common.config.command import Result, ResultCommand
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import RunFolder, RunPath
 from penstock.common.text import one_line
 
 
@@ -41,7 +41,7 @@ class Replay(ResultCommand):
     Example: penstock replay runs/mine LEARNER_LOSS_TYPE=gspo LEARNER_EPSILON=0.0003
     """
 
-    folder: CliPositionalArg[Path] = Field(description="the run's folder")
+    folder: CliPositionalArg[RunPath] = Field(description="the run's folder")
     settings: CliPositionalArg[Annotated[dict[str, str], NoDecode, BeforeValidator(_split)]] = Field(
         {}, description="settings to change, as LEARNER_NAME=VALUE"
     )

@@ -14,7 +14,7 @@ from penstock.common.config.command import Result, ResultCommand
 from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import read_json_lines
 from penstock.common.files.reading import parse_json, reading
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import RunFolder, RunPath
 from penstock.common.journal.audit import audit_journal
 from penstock.common.log import configure_logs
 from penstock.common.monitor.status_text import dead_rows, format_dead
@@ -52,7 +52,7 @@ _CHOICES = {
 class Samples(ResultCommand):
     """Show completions of a run, newest step first, or the rows that one of the flags chooses."""
 
-    run: CliPositionalArg[Path] = Field(description="the run's folder, such as runs/first")
+    run: CliPositionalArg[RunPath] = Field(description="the run's folder, such as runs/first")
     step: int | None = Field(None, description="this step alone")
     count: PositiveInt = Field(5, description="rows to show")
     width: NonNegativeInt = Field(600, description="letters of a text that are shown; 0: all")
@@ -254,13 +254,16 @@ def _check_row(row: Row) -> None:
 def select(rows: list[Row], choice: str) -> list[Row]:
     """Return the rows that `choice` names, [] if there are none; all rows for another text, such as "".
 
-    best and worst: trained rows with a reward, by reward, largest or smallest first. In the order of
+    best and worst: trained rows with a reward, one per group, largest or smallest first. In the order of
     `rows` are truncated: cut at the longest length, no_spread: of filtered groups, and failed: without a
     score, or of a filtered group with such completions.
     """
     if choice in ("best", "worst"):
         scored = [row for row in rows if row["reward"] is not None and row["state"] == "trained"]
-        return sorted(scored, key=lambda row: row["reward"], reverse=choice == "best")
+        groups: dict[str, Row] = {}
+        for row in sorted(scored, key=lambda row: row["reward"], reverse=choice == "best"):
+            groups.setdefault(row["ticket"], row)
+        return list(groups.values())
     if choice == "truncated":
         return [row for row in rows if row["finish_reason"] == "length"]
     if choice == "failed":

@@ -50,7 +50,7 @@ class TryReward(RoleCheck):
         if self.file and ":" not in self.file:
             verdict["rewards"] = without_helpers(verdict["rewards"])
         bad, lines = judge_rewards(verdict)
-        lines += [_HINT] * (bad and bool(self.file) and ":" not in self.file)
+        lines += [_HINT] * (bad and ":" not in self.file and len(verdict["rewards"]) > 1)
         code = ConfigError.exit_code if bad else 0
         return self.show(Result("\n".join(map(one_line, lines)), [verdict], code))
 

@@ -2,7 +2,7 @@
 
 import re
 from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter, _SubParsersAction
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from inspect import cleandoc
@@ -13,6 +13,7 @@ from penstock.common.errors import ConfigError
 
 _UNKNOWN_FLAGS = "unrecognized arguments: "
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
+_FEW_FLAGS = 5
 _EMPTY_DEFAULT = re.compile(r" ?\(default: (None|\[\]|\{\}|)\)$")
 
 
@@ -21,6 +22,23 @@ class HelpFormatter(RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=38, width=100)
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[Action],
+        groups: Iterable[Any],
+        prefix: str | None = None,
+    ) -> None:
+        """Add the line of usage, by default with "[FLAG ...]" for over five of the flags in `actions`.
+
+        Flags that are required stay. The other arguments are those of argparse's formatter.
+        """
+        flags = [action for action in actions if action.option_strings and not action.required]
+        if usage is None and len(flags) > _FEW_FLAGS:
+            others = [action for action in actions if action not in flags]
+            actions, groups = [Action(["FLAG ..."], "", nargs=0), *others], ()
+        super().add_usage(usage, actions, groups, prefix)
 
     def _get_help_string(self, action: Action) -> str:
         """Return the help text of the flag `action` without an empty default; "" if it has no help.

@@ -4,7 +4,9 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from penstock.common.errors import RunTaken
 from penstock.common.files.atomic import whole_folder, write_whole
@@ -14,6 +16,17 @@ from penstock.common.files.disk import Disk, T
 def version_name(incarnation: int, step: int) -> str:
     """Return the name of a version's folder, for a run and where others fetch it: 000002-00000040."""
     return f"{incarnation:06d}-{step:08d}"
+
+
+def run_path(path: Path) -> Path:
+    """Return `path`, a run's folder. Raise ValueError if it is missing, but there is runs/`path`."""
+    if not path.exists() and (other := Path("runs") / path).is_dir():
+        raise ValueError(f"there is no folder {path}; did you mean {other}?")
+    return path
+
+
+RunPath = Annotated[Path, AfterValidator(run_path)]
+"""The type of an argument of a command that is the folder of a run."""
 
 
 class RunFolder:

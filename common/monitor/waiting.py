@@ -71,4 +71,5 @@ def _describe_absence(connection: Connection, keys: Keys, role: str, lease_s: fl
     if last is not None and last.idle_s < lease_s:
         return ""
     seen = f", {short(last.name)} was last seen {last.idle_s:.0f} s ago" if last else ""
-    return f"no {role.split()[1]} is running{seen or ': none has joined, or all left'}"
+    name, starting = role.split()[1], " (vLLM takes a minute)" if role == "an actor" else ""
+    return f"no {name} is running{seen}" if seen else f"no {name} has joined yet{starting}, or all left"

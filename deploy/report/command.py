@@ -11,7 +11,7 @@ from pydantic_settings import CliPositionalArg
 from penstock.common.config.command import Command
 from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import write_whole
-from penstock.common.files.run_folder import RunFolder
+from penstock.common.files.run_folder import RunFolder, RunPath
 from penstock.common.log import configure_logs
 from penstock.common.text import one_line, printable, short
 from penstock.deploy.report.page import make_page
@@ -25,7 +25,7 @@ class Report(Command):
     The file has curves, times, samples, an audit, settings and the machine. No queue server is asked.
     """
 
-    runs: CliPositionalArg[list[Path]] = Field(
+    runs: CliPositionalArg[list[RunPath]] = Field(
         min_length=1, max_length=2, description="the folder of a run, or of two to compare"
     )
     out: Path | None = Field(None, description="the file; by default report.html in the first folder")
@@ -50,7 +50,7 @@ class Report(Command):
 class Plot(Command):
     """Draw a run's learning curve as a PNG: the reward of each step, and the held-out questions."""
 
-    run: CliPositionalArg[Path] = Field(description="the run's folder, such as runs/first")
+    run: CliPositionalArg[RunPath] = Field(description="the run's folder, such as runs/first")
     out: Path | None = Field(None, description="the file; by default learning_curve.png in the folder")
 
     def execute(self) -> int:

@@ -124,18 +124,8 @@ def _read_samples(folder: RunFolder, data: RunData) -> None:
         except ConfigError as error:
             data.missing.append(f"samples: {error}")
             continue
-        data.best = _first_of_groups(select([*data.best, *rows], "best"))
-        data.worst = _first_of_groups(select([*data.worst, *rows], "worst"))
-
-
-def _first_of_groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first completions of `rows`, at most one of a group."""
-    groups: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        groups.setdefault(row["ticket"], row)
-        if len(groups) == SAMPLES:
-            break
-    return list(groups.values())
+        data.best = select([*data.best, *rows], "best")[:SAMPLES]
+        data.worst = select([*data.worst, *rows], "worst")[:SAMPLES]
 
 
 def _read_audit(folder: RunFolder, data: RunData) -> None:

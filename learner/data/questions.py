@@ -37,16 +37,17 @@ class QuestionReader:
     `template` makes a row's prompt, and shows the model those tools of `episodes` that the row has; with
     None a prompt has no tokens.
     `settings` limit the length of a prompt (max_prompt_length), and say whether a longer one is dropped
-    or cut (overlong_prompts). The attribute `too_long` counts the longer prompts, from 0;
-    `longest` has the tokens of the longest of them all.
+    or cut (overlong_prompts). The attribute `too_long` counts the longer prompts, from 0, and `unknown`
+    those with letters that the tokenizer has no token for; `longest` has the tokens of the longest.
     """
 
     def __init__(
         self, settings: LearnerSettings, template: Template | None, episodes: EpisodeSpec
     ) -> None:
-        self.too_long = self.longest = 0
+        self.too_long = self.unknown = self.longest = 0
         self._settings = settings
         self._template = template
+        self._unknown_id = template.unknown_id if template else None
         self._episodes = episodes
 
     def read(self, row: Mapping[str, object], mapping: ColumnMapping, where: str) -> Question | None:
@@ -71,6 +72,7 @@ class QuestionReader:
         except ValueError as error:
             raise DataError(f"{where}: {error}. Correct this row, or LEARNER_ENVIRONMENT") from error
         ids = self._template.render(prompt, tools) if self._template else []
+        self.unknown += self._unknown_id in ids
         limit, self.longest = self._settings.max_prompt_length, max(self.longest, len(ids))
         if len(ids) > limit:
             self.too_long += 1
@@ -91,9 +93,9 @@ def load_questions(
     Held out are the questions of LEARNER_EVAL_DATASET, or those that LEARNER_EVAL_HOLDOUT draws from the
     others. Without LEARNER_DATASET the questions of LEARNER_EVAL_DATASET are in both results. With
     dataset_streaming the first result reads rows when they are needed. `template` makes the prompts, and
-    shows the tools of `episodes`; None: no tools. Log how many prompts were too long, if any. Raise
-    DataError if a data set cannot be read or has a bad row, ConfigError if the settings or the chat
-    template do not fit.
+    shows the tools of `episodes`; None: no tools. Log how many prompts are too long or have unknown
+    letters. Raise DataError if a data set cannot be read or has a bad row, ConfigError if the settings
+    or the chat template do not fit.
     """
     reader = QuestionReader(settings, template, episodes or EpisodeSpec())
     sources = [Source.parse(name) for name in settings.dataset or settings.eval_dataset]
@@ -110,13 +112,23 @@ def load_questions(
         if settings.eval_holdout:
             sets, held_out = hold_out(sets, settings)
         questions = Shuffled(sets, settings.dataset_weights, settings.seed, settings.dataset_shuffle)
+    _report_prompts(reader, settings)
+    return questions, held_out[: settings.eval_samples or None]
+
+
+def _report_prompts(reader: QuestionReader, settings: LearnerSettings) -> None:
+    """Log how many prompts were too long, and how many have letters that the model cannot see."""
+    if reader.unknown:
+        log.warning(
+            f"{reader.unknown} prompts have letters that the model's tokenizer does not know: the model "
+            "sees one <unk> for all of them. `penstock check` shows prompts as the model gets them."
+        )
     if reader.too_long:
         done = "left out" if settings.overlong_prompts == "drop" else "cut at their beginning"
         log.warning(
             f"{reader.too_long} prompts are longer than LEARNER_MAX_PROMPT_LENGTH="
             f"{settings.max_prompt_length} tokens and were {done}: the longest has {reader.longest}."
         )
-    return questions, held_out[: settings.eval_samples or None]
 
 
 def read_questions(

@@ -46,7 +46,8 @@ class Template:
     """Converts a question to prompt tokens by LEARNER_PROMPT_TEMPLATE and LEARNER_SYSTEM_PROMPT.
 
     `tokenizer` is the model's. The attribute `chat` is the chat template for the contract, with its
-    variables and the system prompt; None if no chat template makes the prompts. Raise ConfigError if
+    variables and the system prompt; None if no chat template makes the prompts. `unknown_id` is the
+    token for letters that have none, None without such a token of its own. Raise ConfigError if
     LEARNER_PROMPT_TEMPLATE is "chat" and the tokenizer has no chat template, if it names no known
     template, if its file or that of the system prompt cannot be read, if r1 or qwen_r1 has a system
     prompt set, or if a variable of LEARNER_CHAT_TEMPLATE_KWARGS has no effect or is reserved.
@@ -54,6 +55,9 @@ class Template:
 
     def __init__(self, settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+        known = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk"))
+        *others, unknown = known
+        self.unknown_id = None if unknown in others else unknown
         self._kind = settings.prompt_template
         self._system = read_prompt(settings.system_prompt)
         own = bool(getattr(tokenizer, "chat_template", None))

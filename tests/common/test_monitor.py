@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -190,6 +191,26 @@ def test_queues_status_takes_the_runs_name_from_the_environment(
     assert "actor-1: holds 1" in out
     assert " s old, held by actor-1" in out
     assert "held: those that a process works on" in out
+
+
+def test_queues_takes_the_run_from_its_folder(
+    busy: Run, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "runs" / run_name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert queues(["status", f"runs/{run_name}/", "--run.name", "another"]) == 0
+    assert f"run {run_name} on" in capsys.readouterr().out
+    assert queues(["status", run_name]) == 78
+    assert f"there is no folder {run_name}; did you mean runs/{run_name}?" in capsys.readouterr().err
+
+
+def test_a_folder_with_a_name_that_no_run_can_have_discards_nothing(
+    busy: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert queues(["discard", "--yes", str(tmp_path / "*")]) == 78
+    assert busy.view.incarnation() == 1
+    assert "RUN_NAME: String should match pattern" in capsys.readouterr().err
 
 
 def test_queues_discard_deletes_only_when_told_yes_and_only_this_run(

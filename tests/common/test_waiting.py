@@ -35,7 +35,8 @@ def describe(run: Run, lease_s: float = 60.0) -> str:
 def test_tickets_nobody_took_are_counted_and_the_missing_role_is_named(run: Run) -> None:
     run.issue(1)
     assert re.fullmatch(
-        r"no actor is running: none has joined, or all left; 1 ticket waits for an actor since \d+ s",
+        r"no actor has joined yet \(vLLM takes a minute\), or all left; "
+        r"1 ticket waits for an actor since \d+ s",
         describe(run),
     )
     run.issue(2)

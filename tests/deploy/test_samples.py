@@ -35,7 +35,7 @@ def run(tmp_path):
             },
             ROW | {"completion": "hung", "state": "failed", "failure": "took 30 s", "reward": None},
         ],
-        2: [ROW | {"step": 2, "completion": "newer"}],
+        2: [ROW | {"step": 2, "completion": "newer", "ticket": "train:2"}],
     }  # fmt: skip
     for step, rows in steps.items():
         path = tmp_path / "completions" / f"completions_{step:05d}.parquet"
@@ -61,8 +61,8 @@ def completions(text):
     [
         ((), ["newer", "good", "bad", "cut", "same"]),
         (("--step", "1", "--count", "2"), ["good", "bad"]),
-        (("--best", "--count", "2"), ["newer", "good"]),
-        (("--worst", "--count", "1"), ["bad"]),
+        (("--best",), ["newer", "good"]),  # one per group
+        (("--worst",), ["bad", "newer"]),
         (("--truncated",), ["cut"]),
         (("--no-spread",), ["same"]),
         (("--failed",), ["hung"]),
@@ -80,7 +80,7 @@ def test_a_reason_is_shown(run, capsys):
 def test_difficulty_by_question(run, capsys):
     lines = told(capsys, run, "--difficulty").splitlines()
     assert lines[1].split() == ["0.000", "1", "1", "hard?"]
-    assert lines[2].split() == ["0.625", "1", "0", "1+1="]
+    assert lines[2].split() == ["0.750", "2", "0", "1+1="]
 
 
 def test_json_holds_everything(run, capsys):

@@ -116,6 +116,19 @@ def test_prompts_over_the_limit_are_left_out(tmp_path):
     assert len(questions) == 1
 
 
+def test_prompts_with_letters_that_the_tokenizer_does_not_know_are_counted(tmp_path, monkeypatch):
+    odd = json.dumps({"question": "1?1=", "answer": "2"})
+    path = write(tmp_path / "q.jsonl", ROW, odd, odd)
+    monkeypatch.setattr(CharTokenizer, "unk_token_id", ord("?"), raising=False)
+    with structlog.testing.capture_logs() as logs:
+        load(path)
+    assert "2 prompts have letters that the model's tokenizer does not know" in logs[-1]["event"]
+    monkeypatch.setattr(CharTokenizer, "eos_token_id", ord("?"), raising=False)
+    with structlog.testing.capture_logs() as logs:
+        load(path)
+    assert "tokenizer" not in logs[-1]["event"]
+
+
 def test_a_ticket_made_again_is_the_same_ticket():
     source = make_plan(make_settings()).source
     first, again = (source.train(TicketId("train:17"), Version(1, 0)) for _ in range(2))
