@@ -28,7 +28,7 @@ from penstock.common.config.device import has_gpu
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import LearnerCommand, RunCommand
 from penstock.common.config.secret_file import read_secret
-from penstock.common.config.variables import read_environment
+from penstock.common.config.variables import UP_ENV_FILE, read_environment
 from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import make_folder
 from penstock.common.files.lock import hold_lock
@@ -291,6 +291,7 @@ def child_environment(env_file: Path | None) -> dict[str, str]:
     found = read_environment(env_file)
     found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])
     found["PYTHONUNBUFFERED"] = "1"
+    found[UP_ENV_FILE] = str(env_file or "")
     return found
 
 

@@ -19,6 +19,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import RunView
 from penstock.common.config.role_command import LearnerCommand
 from penstock.common.config.settings import RunSettings
+from penstock.common.config.variables import origins_of
 from penstock.common.errors import ConfigError, RunTaken
 from penstock.common.files.disk import Disk
 from penstock.common.files.lock import hold_lock, holder_name, of_this_host
@@ -118,7 +119,8 @@ def _claim_and_train(
             queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
             policy = _make_policy(command, plan, checkpoint, phases)
             if start:
-                write_start(folder, start)
+                given = [f"LEARNER_{name.upper()}" for name in command.learner.model_fields_set]
+                write_start(folder, start, origins_of(given, command.env_file))
         with _closing(policy, folder), phases.enter("working"):
             Learner(
                 command, plan, folder, claim, policy, checkpoint, queue, nonce, stopping, phases, lender

@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from io import StringIO
 from pathlib import Path
@@ -37,6 +38,9 @@ START_HERE = (
 
 REQUIRED = ("LEARNER_MODEL", "LEARNER_DATASET")
 """Settings without which no run can start. An evaluation needs no LEARNER_DATASET."""
+
+UP_ENV_FILE = "PENSTOCK_UP_ENV_FILE"
+"""Variable by which `penstock up` tells its processes the path of its --env-file."""
 
 _KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)$")
 
@@ -80,6 +84,27 @@ def read_environment(env_file: Path | str | None) -> dict[str, str]:
     text = read_text(path, f"--env-file {path}") if path.is_file() else ""
     from_file = dotenv_values(stream=StringIO(text))
     return {name: value for name, value in from_file.items() if value is not None} | dict(os.environ)
+
+
+def origins_of(names: Iterable[str], env_file: Path | None) -> dict[str, str]:
+    """Return by variable where its value comes from: "flag", a file of variables, or "environment".
+
+    `names` are variables that are set in this process, and `env_file` is that of its --env-file. A
+    variable of the process that has the value which the file of `penstock up` gives it came from there.
+    """
+    flags = {word.partition("=")[0] for word in sys.argv[1:]}
+    shared = Path(os.environ.get(UP_ENV_FILE, ""))
+    given = dotenv_values(shared) if shared.is_file() else {}
+    found = {}
+    for name in names:
+        section, _, setting = name.lower().partition("_")
+        if f"--{section}.{setting.replace('_', '-')}" in flags:
+            found[name] = "flag"
+        elif name in os.environ:
+            found[name] = str(shared) if given.get(name) == os.environ[name] else "environment"
+        else:
+            found[name] = str(env_file)
+    return found
 
 
 def values_of(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str, object]:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from penstock.common.config.learner_settings import LearnerSettings
@@ -21,7 +22,7 @@ from penstock.common.files.lock import holder_name
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.log import get_logger
-from penstock.common.text import short
+from penstock.common.text import one_line, short
 from penstock.learner.data.files import kind_of, matching_files
 from penstock.learner.data.plan import Plan
 from penstock.learner.data.sources import Source
@@ -119,10 +120,15 @@ def check_next_start(folder: RunFolder, settings: LearnerSettings, plan: Plan) -
         check_same_run(folder, describe_start(settings, plan) if begun else {}, settings, begun)
 
 
-def write_start(folder: LearnerFolder, start: Mapping[str, Any]) -> None:
-    """Write run.json and settings.env, which tell of this start. Raise DiskFull, RunTaken, OSError."""
+def write_start(
+    folder: LearnerFolder, start: Mapping[str, Any], origins: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Write run.json and settings.env, which tell of this start. Raise DiskFull, RunTaken, OSError.
+
+    `origins` says by variable where its value comes from, as "flag".
+    """
     folder.write_file(folder.record, json.dumps(start, indent=1, ensure_ascii=False).encode())
-    folder.write_file(folder.settings, _as_variables(start["settings"]).encode())
+    folder.write_file(folder.settings, _as_variables(start["settings"], origins).encode())
 
 
 def _explain(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -172,10 +178,10 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _as_variables(values: Mapping[str, Any]) -> str:
-    """Return settings as lines for --env-file; those at their default are comments."""
+def _as_variables(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """Return settings as lines for --env-file, with `origins`; those at their default are comments."""
     default = LearnerSettings().model_dump(mode="json")
-    lines = ["# The learner's settings at its last start. A line with # has the default."]
+    lines = ["# The learner's settings at its last start. A line that begins with # has the default."]
     for name, value in values.items():
         if name in _UNCOMPARED:  # what a start asks for once
             continue
@@ -185,7 +191,9 @@ def _as_variables(values: Mapping[str, Any]) -> str:
         if not re.fullmatch(r"[\w@%+=:,./~-]*", text):
             escaped = text.replace("\\", "\\\\").replace("'", "\\'")
             text = f"'{escaped}'"
-        lines.append(f"{mark}LEARNER_{name.upper()}={text}" if not mark or "\n" not in text else "")
+        variable = f"LEARNER_{name.upper()}"
+        origin = f"  # {one_line(origins[variable])}" if variable in origins and not mark else ""
+        lines.append(f"{mark}{variable}={text}{origin}" if not mark or "\n" not in text else "")
     return "\n".join(lines) + "\n"
 
 

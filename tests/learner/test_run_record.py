@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import structlog
 from penstock.common.config.command import build, load
 from penstock.common.config.learner_settings import ACCEPTABLE
 from penstock.common.config.role_command import LearnerCommand
+from penstock.common.config.variables import UP_ENV_FILE, origins_of
 from penstock.common.errors import ConfigError, RunTaken
 from penstock.common.files.lock import hold_lock
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
@@ -227,6 +229,26 @@ def test_settings_are_written_as_variables(home):
     home.start()
     (line,) = [one for one in home.folder.settings.read_text().splitlines() if "SYSTEM_PROMPT" in one]
     assert line.startswith("# set this one yourself: LEARNER_SYSTEM_PROMPT="), "it would be replaced"
+
+
+def test_the_written_settings_say_where_they_come_from(home, monkeypatch, tmp_path):
+    shared, own = tmp_path / "up.env", tmp_path / "my.env"
+    shared.write_text("LEARNER_SEED=7\nLEARNER_EPSILON=0.3\n")
+    for name, value in (("SEED", "7"), ("EPSILON", "0.1"), ("TEMPERATURE", "0.5")):
+        monkeypatch.setenv(f"LEARNER_{name}", value)
+    monkeypatch.setenv(UP_ENV_FILE, str(shared))
+    monkeypatch.setattr(sys, "argv", ["learner", "--learner.temperature=0.7"])
+    names = [f"LEARNER_{name}" for name in ("SEED", "EPSILON", "TEMPERATURE", "BETA")]
+    found = origins_of(names, own)
+    assert dict(zip(names, found.values(), strict=True)) == {
+        "LEARNER_SEED": str(shared), "LEARNER_EPSILON": "environment", "LEARNER_TEMPERATURE": "flag",
+        "LEARNER_BETA": str(own),
+    }  # fmt: skip
+    start = json.loads(home.folder.record.read_text())
+    write_start(home.folder, start, {"LEARNER_DATASET": "a\nflag"})
+    lines = home.folder.settings.read_text().splitlines()
+    assert f"LEARNER_DATASET={home.data}  # a\\nflag" in lines
+    assert build(LearnerCommand, {"env_file": home.folder.settings}).learner.dataset == [str(home.data)]
 
 
 def test_the_written_settings_are_those_of_the_run_again(home, monkeypatch):
