@@ -210,8 +210,8 @@ MUTANTS: dict[str, Mutant] = {
         (
             (
                 "common/broker/functions.lua",
-                "local before, doomed = failed_before(found), runs_alone(pending)",
-                "local before = failed_before(found)\n"
+                "local before, doomed = failed_before(found) or 0, runs_alone(pending)",
+                "local before = failed_before(found) or 0\n"
                 "      local doomed = before + lost_leases(pending) + 1 >= most",
             ),
             (

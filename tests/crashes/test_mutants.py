@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.crashes.lines import lines_of
+from tests.crashes.lines import ROOT, lines_of
 from tests.crashes.mutants import MUTANTS
 
 pytestmark = pytest.mark.e2e  # a minute
@@ -29,6 +29,12 @@ def test_a_run_without_the_rule_ends_with_its_verdict(mutants, name):
     result = mutants[name]
     assert result["with_the_rule"]["faults"] == []
     assert MUTANTS[name].verdict in result["without"]["kinds"]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_takes_a_rule_out_is_in_the_sources_once(name):
+    for path, right, _ in MUTANTS[name].edits:
+        assert (ROOT / path).read_text().count(right) == 1, f"{path}: {right}"
 
 
 def test_the_rules_that_matter_most_are_among_them():

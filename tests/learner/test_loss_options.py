@@ -27,7 +27,7 @@ from penstock.learner.algorithm.loss import (
 from penstock.learner.data.plan import make_plan
 from tests.learner import slow
 from tests.learner.test_loss import PLAIN, assert_equals_slow, at, one_sequence, prepared
-from tests.learner.trained import make_batch, make_policy, same, weights_of
+from tests.learner.trained import make_batch, make_policy, weights_of
 from tests.learner.trl_losses import ADVANTAGES, LENGTHS, LONGEST, PATH, mask, padded_values
 
 RECORDED = json.loads(PATH.read_text())
@@ -162,17 +162,19 @@ def test_only_tokens_of_high_entropy_have_objective_and_bonus(seed):
 
 def test_a_policy_trains_tokens_of_high_entropy_alone_whatever_the_rows(model_folder):
     """The bound is the batch's, so it does not depend on how sequences share rows."""
-    changes = {"top_entropy_quantile": 0.5, "learning_rate": 0.01}
+    steady = {"learning_rate": 0.01, "adam_epsilon": 1e-4}  # which does not enlarge rounding
+    changes = steady | {"top_entropy_quantile": 0.5}
     weights = []
     for more in ({"packing": True}, {"packing": False}):
         policy = make_policy(model_folder, **changes, **more)
         policy.update(make_batch(0)[1], 0)
         weights.append(weights_of(policy))
-    whole = make_policy(model_folder, learning_rate=0.01)
+    whole = make_policy(model_folder, **steady)
     whole.update(make_batch(0)[1], 0)
+    others = weights_of(whole)
     for name, one in weights[0].items():
-        assert torch.allclose(one, weights[1][name], atol=1e-5)
-    assert not same(weights[0], weights_of(whole))
+        assert torch.allclose(one, weights[1][name], rtol=0, atol=1e-6)
+    assert max(float((one - others[name]).abs().max()) for name, one in weights[0].items()) > 1e-3
 
 
 OWN = """
