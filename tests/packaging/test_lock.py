@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
@@ -44,3 +45,7 @@ def needed(python: str) -> set[str]:
 def test_the_lock_serves_every_supported_python(python):
     assert needed(python) - LEFT_OUT <= locked()
     assert len(needed(python)) > 100
+    for one in distributions():
+        versions = SpecifierSet(one.metadata["Requires-Python"] or "")
+        if canonicalize_name(one.metadata["Name"]) in locked():
+            assert python in versions, f"{one.metadata['Name']} needs Python {versions}"
