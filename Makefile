@@ -19,7 +19,7 @@ WORKERS ?= 4
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install lock demo docs test tests fast check chaos nightly nightly-tests long-faults \
-	long-soak long-kills benchmarks trl vllm-versions format clean
+	long-soak long-kills long-demo benchmarks trl vllm-versions format clean
 
 install: $(VENV)/installed
 
@@ -89,12 +89,10 @@ nightly: install
 	$(BIN)/python -m tests.joiners --seed $(SEED)
 	$(MAKE) trl
 	$(MAKE) --jobs 2 --output-sync=target long-kills nightly-tests
-	$(BIN)/penstock demo --seed $(SEED)
-	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
-	$(MAKE) vllm-versions
+	$(MAKE) --jobs 2 --output-sync=target long-demo vllm-versions
 
 long-faults: install
-	$(BIN)/python -m tests.faults --seed $(SEED) --seconds 1500 --whole
+	$(BIN)/python -m tests.faults --seed $(SEED) --seconds 1320 --whole
 
 long-soak: install
 	$(BIN)/python -m tests.soak
@@ -106,6 +104,10 @@ long-kills: install
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	$(BIN)/python -m tests.e2e.kills --real
 	$(BIN)/python -m tests.fuzz --seed $(SEED) --seconds 180
+
+long-demo: install
+	$(BIN)/penstock demo --seed $(SEED)
+	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
 
 # Figures, with nothing beside: half an hour. benchmarks/README.md has the longer ones.
 benchmarks: install trl
