@@ -45,18 +45,25 @@ class Child:
     """One process of a service, which may be started many times. `wanted`: start it again when it ends.
 
     The name is that of `service` and `number`, such as "actor.2". `report` is called with each start and
-    line of output. The supervisor sets `wanted`, `failures` (in a row) and `due_at` (time of the next
-    start); `lived_s` has the last process's seconds from start to end. Creating one starts nothing.
+    line of output. The process gets `variables` beside those of all processes. The supervisor sets
+    `wanted`, `failures` (in a row) and `due_at` (time of the next start); `lived_s` has the last
+    process's seconds from start to end. Creating one starts nothing.
     """
 
-    def __init__(self, service: Service, number: int, report: Callable[[Report], None]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        number: int,
+        report: Callable[[Report], None],
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.service = service
         self.name = f"{service.name}.{number}"
         self.wanted = True
         self.failures = 0
         self.due_at = 0.0
         self.lived_s = 0.0
-        self._report = report
+        self._report, self._variables = report, dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._started_at = 0.0
@@ -75,11 +82,11 @@ class Child:
     def start(self, environment: Mapping[str, str]) -> None:
         """Start the process in a session of its own with the variables `environment`; report its start.
 
-        It has no other variables and no standard input. A thread reports each line of its standard
-        output and error. Raise OSError if the start fails.
+        Its own variables win. It has no others and no standard input. A thread reports each line of its
+        standard output and error. Raise OSError if the start fails.
         """
         self._process = subprocess.Popen(
-            self.service.command, env=dict(environment), start_new_session=True,
+            self.service.command, env={**environment, **self._variables}, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self._started_at = time.monotonic()

@@ -16,8 +16,8 @@ from typing import Literal
 from penstock.common.deadline import Deadline
 from penstock.common.errors import NEVER_RESTARTED, ServerUnavailable
 from penstock.deploy.child import Child, Report, Service, describe_end
+from penstock.deploy.devices import LEARNER, DevicePlan, variables_of
 
-LEARNER = "learner"
 LEARNER_STAGE, WORKER_STAGE, SERVER_STAGE = 0, 1, 2
 _COMMAND_NOT_FOUND = frozenset({126, 127})
 _POLL_S = 0.05
@@ -46,8 +46,9 @@ class Limits:
 class Supervisor:
     """Runs services until the run is over: `counts[name]` processes of each, 1 if not named.
 
-    All processes get the variables `environment`. `report` is called from several threads, with every
-    line of output, start, end and delay. `limits` has the times to wait, by default those of Limits.
+    All processes get the variables `environment`, and see the GPUs that `devices` plans for them, all
+    without a plan. `report` is called from several threads, with every line of output, start, end and
+    delay. `limits` has the times to wait, by default those of Limits.
 
     Example:
         Supervisor([Service("learner", ("learner",), stage=0)], dict(os.environ), print).run()
@@ -60,9 +61,11 @@ class Supervisor:
         report: Callable[[Report], None],
         counts: Mapping[str, int] | None = None,
         limits: Limits | None = None,
+        devices: DevicePlan | None = None,
     ) -> None:
+        given = {one.name: variables_of(one.devices) for one in devices.processes} if devices else {}
         self.children = [
-            Child(service, number, report)
+            Child(service, number, report, given.get(f"{service.name}.{number}"))
             for service in services
             for number in range(1, (counts or {}).get(service.name, 1) + 1)
         ]

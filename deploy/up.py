@@ -24,7 +24,6 @@ from penstock.common.broker.local_server import (
 )
 from penstock.common.broker.private_socket import answers
 from penstock.common.config.command import Command, build, drop_output, escape_missing_letters
-from penstock.common.config.device import has_gpu
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import LearnerCommand, RunCommand
 from penstock.common.config.secret_file import read_secret
@@ -40,24 +39,17 @@ from penstock.common.monitor.sync_watch import SyncWatch
 from penstock.common.monitor.watch import RunWatch
 from penstock.common.role import ending_signals
 from penstock.deploy.child import Report, Service
+from penstock.deploy.devices import ACTOR, LEARNER, DevicePlan, find_gpus, threads_of_each
 from penstock.deploy.earlier_run import begin_from, find_checkpoint, move_away, read_state
 from penstock.deploy.procfile import read_procfile
 from penstock.deploy.showing.ending import LastWords, print_ending
 from penstock.deploy.showing.live import STOPPING, Heartbeat, LiveScreen, Show, is_live
 from penstock.deploy.showing.logs import LogFiles
-from penstock.deploy.supervisor import (
-    LEARNER,
-    LEARNER_STAGE,
-    SERVER_STAGE,
-    WORKER_STAGE,
-    Limits,
-    Supervisor,
-)
+from penstock.deploy.supervisor import LEARNER_STAGE, SERVER_STAGE, WORKER_STAGE, Limits, Supervisor
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
 
 
-ACTOR = "actor"
 _LOOK_S = 1.0
 """The time that a look at the run, for people, may wait for the queue server."""
 
@@ -81,13 +73,25 @@ class Up(Command):
     listen: str = Field(
         "", description="HOST:PORT where the queue server also takes other machines' connections"
     )
+    devices: str = Field(
+        "",
+        description="GPUs by process: learner=0-5,actor.1=6,actor.2=7; else actors take what they need",
+    )
+    dry_run: CliToggleFlag[bool] = Field(
+        False, description="print which process would get which GPUs and threads, and end"
+    )
 
     def execute(self) -> int:
         """Run until the run's end, show it, return the exit code. Raise what `run` raises.
 
         In a terminal there is a live screen, else all lines and one on the run every 30 s. All lines are
-        in logs/ of the run's folder. At the end the result is printed, or what failed.
+        in logs/ of the run's folder. At the end the result is printed, or what failed. With --dry-run
+        only print a line for each process, and return 0.
         """
+        if self.dry_run:
+            plan, threads = self._plan()
+            print(plan.describe(threads))
+            return 0
         log_errors_alone()
         return self.run()
 
@@ -105,11 +109,9 @@ class Up(Command):
         are written to its folder; at the end its socket is deleted. Raise ConfigError if a setting or
         the Procfile is wrong, RunTaken if another `penstock up` of the run goes on.
         """
-        commands = read_procfile(self.procfile)
-        counts = self._counts(commands)
         settings = build(RunCommand, {"env_file": self.env_file})  # checks the names of all variables
-        threads = threads_of_each(read_environment(self.env_file), counts.get(ACTOR, 1))
-        services = role_services(commands, threads)
+        plan, threads = self._plan()
+        services = role_services(plan.commands, threads)
         anew = self._move_away_if_asked(settings)
         folder = settings.run.folder
         with umask(settings.run.umask), hold_lock(folder.up_lock, "`penstock up`"):
@@ -126,7 +128,7 @@ class Up(Command):
             try:
                 with closing(LogFiles(folder.logs)) as logs, show as take, _synced(settings):
                     reports = LastWords(logs, take, *([beside] if beside else []))
-                    supervisor = Supervisor(services, environment, reports, counts, limits)
+                    supervisor = Supervisor(services, environment, reports, plan.counts, limits, plan)
                     if threading.current_thread() is threading.main_thread():
                         for number in ending_signals():
                             signal.signal(number, partial(_stop, supervisor, show))
@@ -137,6 +139,18 @@ class Up(Command):
             if report is None and beside is None:
                 print_ending(folder, reports.describe(folder.logs))
             return code
+
+    def _plan(self) -> tuple[DevicePlan, int]:
+        """Return the processes with their devices, and the threads of each; see `threads_of_each`.
+
+        Raise ConfigError for a wrong Procfile, flag or setting, or too few devices.
+        """
+        commands = read_procfile(self.procfile)
+        counts = self._counts(commands)
+        gpus = find_gpus(self.env_file, commands)
+        plan = DevicePlan(commands, counts, gpus, self.devices)
+        threads = threads_of_each(read_environment(self.env_file), counts.get(ACTOR, 1), gpus.names)
+        return plan, threads
 
     def _environment(self, anew: bool, listening: Listening | None) -> dict[str, str]:
         """Return the children's variables, for a run that begins `anew` or not.
@@ -237,19 +251,6 @@ def _stop(supervisor: Supervisor, show: object, *_: object) -> None:
     supervisor.stop()
     if isinstance(show, Show):
         show.notice = STOPPING
-
-
-def threads_of_each(environment: Mapping[str, str], actors: int) -> int:
-    """Return how many threads the learner and each of the actors compute with, 0 for as many as cores.
-
-    Without a GPU they share the cores: were each to use all, each would wait for the others' threads.
-    OMP_NUM_THREADS in the `environment` is left as it is.
-    """
-    if "OMP_NUM_THREADS" in environment or has_gpu():
-        return 0
-    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, cores // (1 + actors))
 
 
 def role_services(commands: Mapping[str, str], threads: int = 0) -> list[Service]:

@@ -1,6 +1,7 @@
 """Defaults that depend on the device of the machine."""
 
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +24,21 @@ def has_gpu() -> bool:
     if hidden or not shown or spec is None or not spec.origin:
         return False
     return any((Path(spec.origin).parent / "lib" / library).exists() for library in _LIBRARIES)
+
+
+def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the GPUs that a process with these variables sees; () if torch can use none.
+
+    CUDA_VISIBLE_DEVICES, or HIP_VISIBLE_DEVICES, has the names. Without it they are numbers from 0, as
+    many as the kernel shows of NVIDIA's GPUs, and "0" alone for other makers' GPUs.
+    """
+    listed = next((environment[name] for name in _HIDING[:2] if name in environment), None)
+    if not has_gpu() or listed in ("", "-1"):
+        return ()
+    if listed is not None:
+        return tuple(filter(None, map(str.strip, listed.split(","))))
+    count = len(list(_FOLDER.glob(_DEVICES[0])))
+    return tuple(map(str, range(count or 1)))
 
 
 def resolve_dtype(value: object) -> object:

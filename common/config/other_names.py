@@ -116,7 +116,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         "free_cache_engine": "LEARNER_SHARE_DEVICE and ACTOR_SLEEP_LEVEL",
         "param_offload": "LEARNER_OFFLOAD_PARAM",
         "optimizer_offload": "LEARNER_OFFLOAD_OPTIMIZER",
-        "n_gpus_per_node": "torchrun for the learner; `penstock up --actors N`",
+        "n_gpus_per_node": "`penstock up --actors N --devices ..`; the learner has the rest",
         "nnodes": "torchrun for the learner; actors on any host",
     },
     "ms-swift": {

@@ -22,6 +22,7 @@ from pydantic_settings import CliToggleFlag
 from rich.console import Console
 
 from penstock.common.config.command import Command, build
+from penstock.common.config.device import visible_gpus
 from penstock.common.config.role_command import RunCommand
 from penstock.common.errors import PenstockError
 from penstock.common.files.atomic import make_folder, read_json_lines
@@ -31,6 +32,7 @@ from penstock.common.log import log_errors_alone
 from penstock.deploy.child import Report
 from penstock.deploy.demo.report import WIDTH, print_report
 from penstock.deploy.demo.task import TaskFiles, read_problems, write_task
+from penstock.deploy.devices import VISIBLE
 from penstock.deploy.showing.live import is_live
 from penstock.deploy.up import Up
 
@@ -125,6 +127,8 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
     }
     if options.steps:
         os.environ["LEARNER_MAX_STEPS"] = str(options.steps)
+    if gpus := visible_gpus(os.environ):
+        os.environ[VISIBLE] = gpus[0]  # one is enough for all
     make_folder(folder, "--dir")
     run_folder = RunFolder(folder)
     with as_file(files("penstock.deploy")) as deploy, run_folder.log.open("w") as file:

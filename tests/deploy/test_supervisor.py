@@ -18,8 +18,9 @@ from penstock.common.config.redis_url import parse_url
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.child import Report, Service
+from penstock.deploy.devices import DevicePlan, Gpus
 from penstock.deploy.supervisor import LEARNER_STAGE, SERVER_STAGE, WORKER_STAGE, Limits, Supervisor
-from penstock.deploy.up import Up, queue_service, role_services, threads_of_each
+from penstock.deploy.up import Up, queue_service, role_services
 from tests.helpers import wait_until, wait_until_written
 
 LIMITS = Limits(
@@ -39,10 +40,16 @@ class Shift:
     """A supervisor at work in a thread of its own, and what it reported."""
 
     def __init__(
-        self, services: list[Service], counts: Mapping[str, int] | None = None, limits: Limits = LIMITS
+        self,
+        services: list[Service],
+        counts: Mapping[str, int] | None = None,
+        limits: Limits = LIMITS,
+        devices: DevicePlan | None = None,
     ) -> None:
         self.reports: list[Report] = []
-        self.supervisor = Supervisor(services, dict(os.environ), self.reports.append, counts, limits)
+        self.supervisor = Supervisor(
+            services, dict(os.environ), self.reports.append, counts, limits, devices
+        )
         self.code: int | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -122,6 +129,16 @@ def test_a_killed_child_is_named_with_its_signal_and_comes_back(shifts: list[Shi
     shift.wait_for("actor.2", "Killed by SIGKILL")
     shift.wait_for("actor.2", "here", times=2)
     assert len(shift.said("actor.1", "here")) <= 1
+
+
+def test_each_child_sees_its_own_gpus_also_when_it_is_started_again(shifts: list[Shift]) -> None:
+    show = "sh -c 'echo sees $CUDA_VISIBLE_DEVICES; exit 1'"
+    commands = {"learner": show, "actor": show, "rewarder": show}
+    plan = DevicePlan(commands, {"actor": 2}, Gpus(tuple("0123")))
+    shift = begin(shifts, commands, counts={"actor": 2}, devices=plan)
+    for child, gpus in (("learner.1", "0,1"), ("actor.1", "2"), ("actor.2", "3")):
+        shift.wait_for(child, f"sees {gpus}", times=2)
+    assert shift.wait_for("rewarder.1", "sees").text.strip() == "sees"
 
 
 def test_what_a_dead_child_left_behind_is_killed(shifts: list[Shift]) -> None:
@@ -421,20 +438,6 @@ def test_ctrl_c_ends_up_in_order(tmp_path: Path) -> None:
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     assert out.index("| left") < out.rindex("queue.1")
-
-
-@pytest.mark.parametrize(
-    ("cores", "actors", "each"), [(2, 1, 1), (16, 1, 8), (16, 3, 4), (2, 8, 1), (4, 0, 4)]
-)
-def test_learner_and_actors_share_the_cores_of_a_machine_without_a_gpu(
-    cores: int, actors: int, each: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
-    monkeypatch.setattr("penstock.deploy.up.has_gpu", lambda: False)
-    assert threads_of_each({}, actors) == each
-    assert threads_of_each({"OMP_NUM_THREADS": "3"}, actors) == 0
-    monkeypatch.setattr("penstock.deploy.up.has_gpu", lambda: True)
-    assert threads_of_each({}, actors) == 0
 
 
 def test_a_procfiles_own_number_of_threads_wins_and_a_rewarder_gets_none() -> None:
