@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import CliPositionalArg, CliSubCommand, CliToggleFlag
 from rich.console import Console
 from rich.live import Live
@@ -18,6 +18,7 @@ from penstock.common.broker.acl import default_folder, write_users
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import started_server
+from penstock.common.broker.scale import Scale
 from penstock.common.config.command import (
     CommandGroup,
     Result,
@@ -344,6 +345,52 @@ class Export(QueueCommand):
         return 0
 
 
+class ScaleRoles(QueueCommand):
+    """Print what each `penstock up` of the run runs; `queues scale actor=3` changes it, while it runs.
+
+    Missing processes are started, and the newest ones above the count finish their work and end.
+    """
+
+    wishes: CliPositionalArg[list[str]] = Field([], description="ROLE=COUNT, such as actor=3")
+    host: str = Field("", description="host or name of the `penstock up`, if there are several")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_folder(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return `values` with a first word such as actor=3 among the wishes: it is no folder."""
+        if "=" in (first := str(values.get("folder") or "")):
+            return {**values, "folder": None, "wishes": [first, *values.get("wishes", [])]}
+        return values
+
+    @field_validator("wishes")
+    @classmethod
+    def _are_counts(cls, wishes: list[str]) -> list[str]:
+        """Return `wishes`. Raise ValueError unless each is a role, `=` and a count."""
+        for wish in wishes:
+            if not re.fullmatch(r"[\w-]+=[0-9]{1,4}", wish):
+                raise ValueError(f"expected ROLE=COUNT, such as actor=3, found {wish}")
+        return wishes
+
+    def read(self, connection: Connection) -> Result:
+        """Write the wishes, and return what each `penstock up` runs, and is asked for, as text and rows.
+
+        Raise ConfigError for a role that none or several run; see Scale.choose.
+        """
+        scale = Scale(connection, Keys(self.run.name))
+        for role, _, count in (wish.partition("=") for wish in self.wishes):
+            scale.wish(scale.choose(self.host, role), role, int(count))
+        rows, lines = [], []
+        for name, sign in scale.running().items():
+            asked = scale.wishes(name)
+            rows.append({"name": name, "host": sign.host, "processes": sign.processes, "asked": asked})
+            shown = (
+                f"{role} {count}{f' ({asked[role]} asked for)' if role in asked else ''}"
+                for role, count in sign.processes.items()
+            )
+            lines.append(f"{name}: {', '.join(shown)}")
+        return Result("\n".join(lines) or f"No `penstock up` of run {self.run.name} runs.", rows)
+
+
 class Queues(CommandGroup):
     """Read a run's queues from any machine, audit its tickets, discard it.
 
@@ -356,6 +403,9 @@ class Queues(CommandGroup):
     dead: CliSubCommand[Dead] = Field(description="the newest tickets that failed too often, and why")
     export: CliSubCommand[Export] = Field(description="serve the run's state to Prometheus")
     acl: CliSubCommand[Acl] = Field(description="write a user per role, with what the role needs")
+    scale: CliSubCommand[ScaleRoles] = Field(
+        description="how many actors run where, and how many should"
+    )
     discard: CliSubCommand[Discard] = Field(description="delete the run's keys from the server")
 
 

@@ -168,17 +168,17 @@ def find_gpus(env_file: Path | None, roles: Collection[str]) -> Gpus:
     return Gpus(visible_gpus(environment), size, shared and LEARNER in roles)
 
 
-def threads_of_each(environment: Mapping[str, str], actors: int, gpus: Devices) -> int:
-    """Return how many threads the learner and each of the actors compute with, 0 for as many as cores.
+def threads_of_each(environment: Mapping[str, str], processes: int, gpus: Devices) -> int:
+    """Return how many threads each of the learner and the actors computes with, 0 for as many as cores.
 
-    Without a GPU they share the cores: were each to use all, each would wait for the others' threads.
-    OMP_NUM_THREADS in the `environment` is left as it is.
+    Without a GPU these `processes` share the cores: were each to use all, each would wait for the
+    others' threads. OMP_NUM_THREADS in the `environment` is left as it is.
     """
     if "OMP_NUM_THREADS" in environment or gpus:
         return 0
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, cores // (1 + actors))
+    return max(1, cores // max(1, processes))
 
 
 def role_of(name: str) -> str:

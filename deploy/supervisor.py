@@ -5,9 +5,11 @@
     stopping   SIGTERM, then SIGKILL, stage by stage: learner, then the workers, the server last
 
 A run ends when the learner exits with 0, when a process exits with a code that a restart cannot help,
-when an essential service fails too often in a row, or by `stop()`.
+when an essential service fails too often in a row, or by `stop()` or `leave()`. While it goes on,
+`ask()` changes how many actors or rewarders there are.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from typing import Literal
 from penstock.common.deadline import Deadline
 from penstock.common.errors import NEVER_RESTARTED, ServerUnavailable
 from penstock.deploy.child import Child, Report, Service, describe_end
-from penstock.deploy.devices import LEARNER, DevicePlan, variables_of
+from penstock.deploy.devices import LEARNER, DevicePlan, Gpus, variables_of
 
 LEARNER_STAGE, WORKER_STAGE, SERVER_STAGE = 0, 1, 2
 _COMMAND_NOT_FOUND = frozenset({126, 127})
@@ -63,7 +65,11 @@ class Supervisor:
         limits: Limits | None = None,
         devices: DevicePlan | None = None,
     ) -> None:
-        given = {one.name: variables_of(one.devices) for one in devices.processes} if devices else {}
+        self._devices = devices or DevicePlan({}, {}, Gpus(()))
+        given = {one.name: variables_of(one.devices) for one in self._devices.processes}
+        self._scaled = {one.name: one for one in services if one.stage == WORKER_STAGE}
+        self._asked: dict[str, int] = {}
+        self._short: dict[str, int] = {}  # by role the count for which devices were missing
         self.children = [
             Child(service, number, report, given.get(f"{service.name}.{number}"))
             for service in services
@@ -72,9 +78,10 @@ class Supervisor:
         self._environment = environment
         self._report = report
         self._limits = limits or Limits()
-        self._has_learner = any(service.name == LEARNER for service in services)
+        self.goes_on = any(service.name == LEARNER for service in services)
+        """Whether a worker that ends with 0 is started again, as the run may go on without it."""
         self._phase: Literal["running", "leaving", "stopping"] = "running"
-        self._stops = 0
+        self._stops, self._left = 0, False
         self._learner_code = 0
         self._failed_code: int | None = None
         self._blocked = Deadline(self._limits.ready_s)
@@ -88,21 +95,77 @@ class Supervisor:
         """
         self._stops += 1
 
+    def ask(self, role: str, count: int) -> None:
+        """Ask for `count` processes of a role of workers from now on; unknown roles are left out.
+
+        Return at once. Safe in threads.
+        """
+        if role in self._scaled:
+            self._asked[role] = count
+
+    def counts(self) -> dict[str, int]:
+        """Return by role how many processes of actors, rewarders and the like are kept running."""
+        wanted = [child.service.name for child in self.children if child.wanted]
+        return {role: wanted.count(role) for role in self._scaled}
+
+    def leave(self) -> None:
+        """Make `run` end as after the learner's end: the processes first have time to leave.
+
+        Return at once. Safe in threads.
+        """
+        self._left = True
+
     def run(self) -> int:
         """Run to the end; return the exit code of the process that failed the run, else the learner's.
 
-        The end is a call of `stop`, the learner's end with 0, or a failure that no restart can help. The
-        code is 0 without a learner or before it has ended, and 137 for signal 9. All processes are
-        killed when this returns or raises. Raise OSError if a process cannot be started.
+        The end is a call of `stop` or `leave`, the learner's end with 0, or a failure that no restart
+        can help. The code is 0 without a learner or before it has ended, and 137 for signal 9. All
+        processes are killed when this returns or raises. Raise OSError if a process cannot be started.
         """
         try:
-            while self._phase == "running" and not self._stops:
+            while self._phase == "running" and not self._stops and not self._left:
+                self._scale()
                 self._tick()
+            if self._left and self._phase == "running":
+                self._phase = "leaving"
             self._stop_in_order()
         finally:
             for child in self.children:
                 child.kill()
         return self._learner_code if self._failed_code is None else self._failed_code
+
+    def _scale(self) -> None:
+        """Add and end processes until each role has as many as were asked for, the newest first.
+
+        A process that is not wanted gets SIGTERM, has all the time that it needs, and is then forgotten.
+        """
+        for child in [one for one in self.children if not (one.wanted or one.running)]:
+            self._devices.give_back(child.name)
+            self.children = [one for one in self.children if one is not child]
+        for role, count in list(self._asked.items()):
+            wanted = [one for one in self.children if one.wanted and one.service.name == role]
+            for child in reversed(wanted[count:]):
+                child.wanted = False
+                child.terminate()
+                self._say(child, f"Told to end: {count} of the {role}s are asked for.", kind="run")
+            for _ in range(count - len(wanted)):
+                self._add(self._scaled[role])
+
+    def _add(self, service: Service) -> None:
+        """Add a process of `service`, with the first number that is free, if it gets the GPUs it needs.
+
+        If none are free, say so once, and try again at each call.
+        """
+        names = {child.name for child in self.children}
+        number = next(i for i in itertools.count(1) if f"{service.name}.{i}" not in names)
+        name, asked = f"{service.name}.{number}", self._asked[service.name]
+        devices = self._devices.take(name)
+        if devices is not None:
+            self.children.append(Child(service, number, self._report, variables_of(devices)))
+        elif self._short.get(service.name) != asked:
+            self._short[service.name] = asked
+            text = f"Not started: no GPU is free for it, and {asked} are asked for. Ask for fewer."
+            self._report(Report(name, "run", text))
 
     def _tick(self) -> None:
         """Handle each process that ended as `_react` does, start those that are due, and sleep 0.05 s.
@@ -119,7 +182,7 @@ class Supervisor:
     def _react(self, child: Child, code: int) -> None:
         """Report that `child` ended with `code`; keep the learner's code; set what follows if `wanted`.
 
-        0 of the learner ends the run. Without a learner 0 ends a process for good, the last one the run.
+        0 of the learner ends the run. Unless `goes_on` 0 ends a process for good, the last one the run.
         A code that no restart helps (65, 73, 74, 78-82, 126, 127) fails the run. Else plan a restart.
         """
         how, learner = describe_end(code), child.service.name == LEARNER
@@ -127,7 +190,7 @@ class Supervisor:
             self._learner_code = _exit_status(code)
         if not child.wanted:
             self._say(child, f"{how}.")
-        elif code == 0 and (learner or not self._has_learner):
+        elif code == 0 and (learner or not self.goes_on):
             child.wanted = False
             self._say(child, f"{how}.")
             if learner or not any(other.wanted for other in self._roles()):

@@ -2,10 +2,11 @@
 
 import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -42,6 +43,7 @@ from penstock.deploy.child import Report, Service
 from penstock.deploy.devices import ACTOR, LEARNER, DevicePlan, find_gpus, threads_of_each
 from penstock.deploy.earlier_run import begin_from, find_checkpoint, move_away, read_state
 from penstock.deploy.procfile import read_procfile
+from penstock.deploy.scaling.link import ScaleLink
 from penstock.deploy.showing.ending import LastWords, print_ending
 from penstock.deploy.showing.live import STOPPING, Heartbeat, LiveScreen, Show, is_live
 from penstock.deploy.showing.logs import LogFiles
@@ -72,6 +74,9 @@ class Up(Command):
     )
     listen: str = Field(
         "", description="HOST:PORT where the queue server also takes other machines' connections"
+    )
+    only: str = Field(
+        "", description="roles to run here, as actor,rewarder, for a run whose server is REDIS_URL"
     )
     devices: str = Field(
         "",
@@ -112,9 +117,10 @@ class Up(Command):
         settings = build(RunCommand, {"env_file": self.env_file})  # checks the names of all variables
         plan, threads = self._plan()
         services = role_services(plan.commands, threads)
-        anew = self._move_away_if_asked(settings)
+        self._check_only(settings)
+        anew = not self.only and self._move_away_if_asked(settings)
         folder = settings.run.folder
-        with umask(settings.run.umask), hold_lock(folder.up_lock, "`penstock up`"):
+        with umask(settings.run.umask), self._locks(folder, plan):
             listening = self._listening(settings)
             if not settings.redis_url:
                 services = [queue_service(folder, listening), *services]
@@ -123,21 +129,22 @@ class Up(Command):
             )
             guard_children()  # children end with `up`, even when it is killed with -9
             environment = self._environment(anew, listening)  # with the guard's mark
-            make_folder(folder.logs)
+            make_folder(logs_folder := self._logs(folder))
             show = self._show(settings) if report is None else nullcontext(report)
             try:
-                with closing(LogFiles(folder.logs)) as logs, show as take, _synced(settings):
+                with closing(LogFiles(logs_folder)) as logs, show as take, _synced(settings):
                     reports = LastWords(logs, take, *([beside] if beside else []))
                     supervisor = Supervisor(services, environment, reports, plan.counts, limits, plan)
                     if threading.current_thread() is threading.main_thread():
                         for number in ending_signals():
                             signal.signal(number, partial(_stop, supervisor, show))
-                    code = supervisor.run()
+                    with self._link(settings, supervisor, reports):
+                        code = supervisor.run()
             finally:
                 if not settings.redis_url:
                     remove_old_socket(folder)
             if report is None and beside is None:
-                print_ending(folder, reports.describe(folder.logs))
+                print_ending(folder, reports.describe(logs_folder))
             return code
 
     def _plan(self) -> tuple[DevicePlan, int]:
@@ -145,12 +152,60 @@ class Up(Command):
 
         Raise ConfigError for a wrong Procfile, flag or setting, or too few devices.
         """
-        commands = read_procfile(self.procfile)
+        commands = self._commands()
         counts = self._counts(commands)
         gpus = find_gpus(self.env_file, commands)
         plan = DevicePlan(commands, counts, gpus, self.devices)
-        threads = threads_of_each(read_environment(self.env_file), counts.get(ACTOR, 1), gpus.names)
-        return plan, threads
+        computing = sum(counts.get(role, 1) for role in (LEARNER, ACTOR) if role in commands)
+        return plan, threads_of_each(read_environment(self.env_file), computing, gpus.names)
+
+    def _commands(self) -> dict[str, str]:
+        """Return the Procfile's commands by name, with --only those that it names.
+
+        Raise ConfigError for a wrong Procfile, and for a name that is not in it.
+        """
+        commands = read_procfile(self.procfile)
+        names = [name.strip() for name in self.only.split(",")] if self.only else [*commands]
+        for name in names:
+            if name not in commands:
+                there = ", ".join(commands)
+                raise ConfigError(f"--only {self.only}: the Procfile has no {name}; it has {there}")
+        return {name: commands[name] for name in names}
+
+    def _check_only(self, settings: RunCommand) -> None:
+        """Raise ConfigError if --only is given without REDIS_URL, or with --listen."""
+        if self.only and (self.listen or not settings.redis_url):
+            found = (
+                "--listen is for the machine with the server" if self.listen else "no REDIS_URL is set"
+            )
+            raise ConfigError(
+                f"--only {self.only}: {found}, expected the address of the run's queue server, such as "
+                "REDIS_URL=redis://:PASSWORD@HOST:6379/0: set it, as `penstock up --listen` started it"
+            )
+
+    @contextmanager
+    def _locks(self, folder: RunFolder, plan: DevicePlan) -> Iterator[None]:
+        """Hold the run's lock during the block; with --only one for each role on this host instead.
+
+        Raise RunTaken if another `penstock up` holds it.
+        """
+        only = {folder.only_lock(role): role for role in plan.commands} if self.only else {}
+        with ExitStack() as locks:
+            for path in only or [folder.up_lock]:
+                what = f"`penstock up --only {only[path]}`" if only else "`penstock up`"
+                locks.enter_context(hold_lock(path, what))
+            yield
+
+    def _logs(self, folder: RunFolder) -> Path:
+        """Return the folder of log files: with --only one of this host, as the run's may be shared."""
+        return folder.logs / socket.gethostname() if self.only else folder.logs
+
+    def _link(
+        self, settings: RunCommand, supervisor: Supervisor, report: Callable[[Report], None]
+    ) -> ScaleLink:
+        """Return what makes `queues scale` reach the supervisor, and with --only the run's end too."""
+        connect = partial(_connect, settings)
+        return ScaleLink(supervisor, connect, settings.run.name, report, guest=bool(self.only))
 
     def _environment(self, anew: bool, listening: Listening | None) -> dict[str, str]:
         """Return the children's variables, for a run that begins `anew` or not.
@@ -196,13 +251,8 @@ class Up(Command):
 
     def _show(self, settings: RunCommand) -> Show:
         """Return what shows the run of these `settings`: a live screen, or all lines as they come."""
-
-        def connect() -> Connection:
-            """Return a connection to the run's queue server. Raise ConfigError before it is started."""
-            url = settings.redis_url or started_server(settings.run.folder)
-            return Connection(url, _LOOK_S, _LOOK_S, allow_open=settings.run.allow_open_server)
-
-        watch, console = RunWatch(connect, settings.run.name), Console(file=sys.stdout)
+        watch = RunWatch(partial(_connect, settings), settings.run.name)
+        console = Console(file=sys.stdout)
         if is_live(console, self.plain):
             return LiveScreen(watch, console)
         return Heartbeat(watch, Printer(sys.stdout))
@@ -239,6 +289,15 @@ class Up(Command):
             )
         password = read_secret(Path(settings.run.queue_password_file), "RUN_QUEUE_PASSWORD_FILE")
         return Listening(host, port, hash_password(password))
+
+
+def _connect(settings: RunCommand, stopping: threading.Event | None = None) -> Connection:
+    """Return a connection to the run's queue server, which waits 1 s, and not once `stopping` is set.
+
+    Raise ConfigError before the server is started.
+    """
+    url = settings.redis_url or started_server(settings.run.folder)
+    return Connection(url, _LOOK_S, _LOOK_S, stopping, settings.run.allow_open_server)
 
 
 def _synced(settings: RunCommand) -> AbstractContextManager[object]:

@@ -93,22 +93,22 @@ def _worker_rules(keys: Keys, actor: bool) -> list[str]:
     """Return the ACL rules of an actor, or if not `actor` of a rewarder, on the run with these keys.
 
     Rights: change `open` and own streams (tickets, eval_tickets, or rollouts); add to rollouts (actor),
-    scored, evaluated and dead; count in malformed and costs; tell of themselves in processes; read the
-    other keys; call the functions for this.
+    scored, evaluated and dead; count in malformed and costs; tell of themselves in processes, and a
+    `penstock up` in supervisors; read the other keys; call the functions for this.
     """
     worked = (keys.tickets, keys.eval_tickets) if actor else (keys.rollouts,)
     following = (keys.rollouts,) if actor else keys.outcome_streams
     ends = (*keys.outcome_streams, keys.dead)  # of a ticket that failed too often
     streams = (*keys.work_streams, *keys.outcome_streams)
     known = (*streams, keys.ledger, keys.fence, keys.contract, keys.weights, keys.state)
-    known += (keys.deltas,) if actor else ()
+    known += (keys.scale, keys.deltas) if actor else (keys.scale,)
     return [
         *_allow(_READING, _WORKING), *(f"~{key}" for key in (*worked, keys.open)),
         *(f"%R~{key}" for key in known if key not in worked),
         _selector(["xreadgroup"], worked),  # needs no more than the right to read, and takes entries
         _selector(["xadd"], dict.fromkeys((*following, *ends)), "%W~"),
         _selector(_COUNTING, [keys.malformed]), _selector(["hincrbyfloat"], [keys.costs]),
-        _selector(["hset", "hdel"], [keys.processes]),
+        _selector(["hset", "hdel"], [keys.processes, keys.supervisors]),
         _selector(["type"], [keys.dead], "%R~"),
         _selector(_calls("handoff"), (keys.fence, keys.open, *worked, *following)),
         _selector(_calls("bury"), (keys.fence, keys.open, *worked, *ends)),

@@ -24,7 +24,7 @@ local LAST_MS = 1e14  -- of an id, in the year 5138: no clock that was set reach
 local LONGEST_ENTRY = 41  -- two numbers of 64 bits: what is longer no server made
 local KINDS = {  -- of the keys that are no streams
   fence = 'hash', open = 'hash', ledger = 'hash', malformed = 'hash', costs = 'hash',
-  deltas = 'hash', processes = 'hash',
+  deltas = 'hash', processes = 'hash', supervisors = 'hash', scale = 'hash',
   contract = 'string', weights = 'string', state = 'string',
 }
 local WORK_STREAMS = {tickets = true, eval_tickets = true, rollouts = true}

@@ -31,6 +31,8 @@ class Keys:
         self.deltas = prefix + "deltas"  # hash: parts of what changed in the newest versions
         self.costs = prefix + "costs"  # hash: seconds that actors and rewarders spent, by phase
         self.processes = prefix + "processes"  # hash: by name, what a process tells people of itself
+        self.supervisors = prefix + "supervisors"  # hash: by name, what a `penstock up` runs
+        self.scale = prefix + "scale"  # hash: how many processes a `penstock up` is to run
 
     def tickets_for(self, purpose: Purpose) -> str:
         """Return the key of the stream of tickets: tickets for "train", eval_tickets for "eval"."""
@@ -52,5 +54,5 @@ class Keys:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every key of the run, in a fixed order: tickets first, processes last."""
+        """Every key of the run, in a fixed order: tickets first, scale last."""
         return tuple(vars(self).values())

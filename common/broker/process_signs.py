@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from penstock.common.broker.connection import Connection, text
 from penstock.common.errors import MalformedMessage
@@ -20,7 +20,10 @@ from penstock.common.wire.limits import LONGEST_NAME, MOST_NAMES, check_range, r
 _MOST_FIELDS, _LONGEST_FIELD, _LONGEST_VALUE = 2000, 200, 8000
 """Of the hash no more is read: any actor may write there."""
 
-_LATEST_MS, _FASTEST, _LARGEST, _ROUNDING = 2**53, 1e12, 1e100, 1e-6
+LATEST_MS = 2**53
+_FASTEST, _LARGEST, _ROUNDING = 1e12, 1e100, 1e-6
+
+Sign = TypeVar("Sign")
 
 LEARNER = "learner"
 """The field of the learner's progress."""
@@ -47,7 +50,7 @@ class WorkerSign:
         """Raise MalformedMessage for long texts, or numbers that no process writes."""
         for text_found in (self.host, self.version, self.phase):
             require(len(text_found) <= LONGEST_NAME, "a sign: expected a short text, found", text_found)
-        check_range("at_ms", self.at_ms, 0, _LATEST_MS)
+        check_range("at_ms", self.at_ms, 0, LATEST_MS)
         check_range("busy", self.busy, -_ROUNDING, 1 + _ROUNDING)
         check_range("rate", self.rate, 0, _FASTEST)
 
@@ -77,7 +80,7 @@ class LearnerProgress:
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage for long lists, or numbers that no learner writes."""
-        check_range("at_ms", self.at_ms, 0, _LATEST_MS)
+        check_range("at_ms", self.at_ms, 0, LATEST_MS)
         for values in (self.rewards, self.evaluated, self.heldout):
             require(len(values) <= MOST_NAMES, "progress: expected fewer values, found", len(values))
         require(len(self.evaluated) == len(self.heldout), "progress: expected a value per evaluation")
@@ -86,7 +89,7 @@ class LearnerProgress:
         for value in (self.step_s, self.wait_s, self.tokens_per_s, self.staleness):
             check_range("a mean", value, 0, _LARGEST)
         for number in (self.step, self.steps, self.trained, self.asked):
-            check_range("a count", number, 0, _LATEST_MS)
+            check_range("a count", number, 0, LATEST_MS)
 
 
 def server_time_ms(connection: Connection) -> int:
@@ -112,12 +115,19 @@ def read_progress(connection: Connection, key: str) -> LearnerProgress | None:
 
 
 def read_workers(connection: Connection, key: str) -> tuple[dict[str, WorkerSign], list[bytes]]:
-    """Return the signs of actors and rewarders by name, at most some 2,000, and fields to delete.
+    """Return the signs of actors and rewarders by name, and fields to delete; see `read_signs`."""
+    return read_signs(connection, key, WorkerSign)
+
+
+def read_signs(
+    connection: Connection, key: str, kind: type[Sign]
+) -> tuple[dict[str, Sign], list[bytes]]:
+    """Return the signs of a `kind` in the hash `key` by name, at most some 2,000, and fields to delete.
 
     These are fields that no process wrote, or one of another release. Raise Connection.execute's errors.
     """
     _, fields = connection.execute("HSCAN", key, 0, "COUNT", _MOST_FIELDS)
-    workers: dict[str, WorkerSign] = {}
+    signs: dict[str, Sign] = {}
     strange: list[bytes] = []
     for name, data in sorted(fields.items())[:_MOST_FIELDS]:
         if name == LEARNER.encode():
@@ -125,10 +135,10 @@ def read_workers(connection: Connection, key: str) -> tuple[dict[str, WorkerSign
         try:
             require(len(name) <= _LONGEST_FIELD and len(data) <= _LONGEST_VALUE, "a sign is too long")
             require(text(name).encode() == name, "a process's name: expected UTF-8, found", name)
-            workers[text(name)] = decode(data, WorkerSign)
+            signs[text(name)] = decode(data, kind)
         except MalformedMessage:
             strange.append(name)
-    return workers, strange
+    return signs, strange
 
 
 class SignWriter:

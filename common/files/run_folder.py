@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -63,6 +64,10 @@ class RunFolder:
         self.server_configuration = self.server / "server.conf"
         self.server_users = self.server / "users.acl"
         self.server_log = self.server / "server.log"
+
+    def only_lock(self, role: str) -> Path:
+        """Return the file that `penstock up --only` holds on this host while it runs this role."""
+        return self.path / f"up.{socket.gethostname()}.{role}.lock"
 
     def claim(self, incarnation: int) -> Path:
         """Return the file by which a learner claimed this incarnation, such as claims/000002.json."""

@@ -153,6 +153,6 @@ def test_learner_and_actors_share_the_cores_of_a_machine_without_a_gpu(
     cores: int, actors: int, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
-    assert threads_of_each({}, actors, ()) == each
+    assert threads_of_each({}, 1 + actors, ()) == each
     assert threads_of_each({"OMP_NUM_THREADS": "3"}, actors, ()) == 0
     assert threads_of_each({}, actors, ("0",)) == 0

@@ -13,7 +13,11 @@ import psutil
 import pytest
 
 from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer, started_server
+from penstock.common.broker.run_view import RunView
+from penstock.common.broker.scale import Scale
+from penstock.common.config.command import execute_command
 from penstock.common.config.redis_url import parse_url
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
@@ -277,6 +281,53 @@ def test_without_a_learner_the_run_ends_when_all_have_left(shifts: list[Shift]) 
     assert len(shift.said("actor.3", "Started")) == 1
 
 
+def test_more_and_fewer_workers_run_as_asked_and_nobody_else_starts_again(shifts: list[Shift]) -> None:
+    commands = {"learner": STAYS, "actor": STAYS, "rewarder": STAYS}
+    shift = begin(shifts, commands)
+    shift.wait_for("actor.1", "here")
+    shift.supervisor.ask("actor", 3)
+    shift.wait_for("actor.3", "here")
+    assert shift.supervisor.counts() == {"actor": 3, "rewarder": 1}
+    shift.supervisor.ask("actor", 1)
+    for child in ("actor.3", "actor.2"):
+        shift.wait_for(child, "Ended with exit code 0.")
+    told = [one.child for one in shift.reports if "Told to end" in one.text]
+    assert told == ["actor.3", "actor.2"]
+    shift.supervisor.ask("actor", 2)
+    shift.supervisor.ask("learner", 2)  # no role of workers
+    shift.wait_for("actor.2", "here", times=2)
+    assert shift.stop() == 0
+    assert [len(shift.said(child, "Started")) for child in ("learner.1", "actor.1", "rewarder.1")] == [
+        1
+    ] * 3
+    assert not shift.said("learner.2", "")
+
+
+def test_a_worker_more_gets_a_free_gpu_or_waits_for_one(shifts: list[Shift]) -> None:
+    commands = {"learner": STAYS, "actor": f"sh -c 'echo sees $CUDA_VISIBLE_DEVICES; {FOREVER}'"}
+    plan = DevicePlan(commands, {}, Gpus(tuple("0123")), "learner=0,actor=1-2")
+    shift = begin(shifts, commands, devices=plan)
+    shift.wait_for("actor.1", "sees 1")
+    shift.supervisor.ask("actor", 3)
+    shift.wait_for("actor.2", "sees 2")
+    shift.wait_for("actor.3", "Not started: no GPU is free for it, and 3 are asked for. Ask for fewer.")
+    shift.supervisor.ask("actor", 1)
+    shift.wait_for("actor.2", "Killed by SIGTERM")
+    shift.supervisor.ask("actor", 2)
+    shift.wait_for("actor.2", "sees 2", times=2)
+    assert len(shift.said("actor.3", "Not started")) == 1
+
+
+def test_a_run_whose_learner_is_elsewhere_ends_when_it_is_told_so(shifts: list[Shift]) -> None:
+    commands = {"actor": "sh -c 'echo here; exit 0'", "rewarder": STAYS}
+    shift = begin(shifts, commands, limits=Limits(first_backoff_s=0.05, leave_s=0.2))
+    shift.supervisor.goes_on = True
+    shift.wait_for("actor.1", "here", times=2)
+    shift.supervisor.leave()
+    assert shift.end() == 0
+    assert shift.said("rewarder.1", "left")
+
+
 def test_stages_are_in_the_order_of_stopping() -> None:
     assert LEARNER_STAGE < WORKER_STAGE < SERVER_STAGE
 
@@ -381,6 +432,68 @@ def test_up_does_not_start_where_its_port_is_taken(
         started = Up(procfile=tmp_path / "Procfile", listen=f"127.0.0.1:{port}")
         with pytest.raises(ConfigError, match=f"at 127.0.0.1, port {port}: Address already in use"):
             started.run(lambda _: None)
+
+
+def test_up_runs_some_roles_for_a_run_elsewhere_until_that_ends(
+    tmp_path: Path, connection: Connection, queue_server: LocalServer, run_name: str
+) -> None:
+    waits = when(flag := tmp_path / "flag", "exit 0")
+    (tmp_path / "Procfile").write_text(f"learner: false\nactor: {waits}\nrewarder: {waits}\n")
+    variables = {"REDIS_URL": queue_server.url, "RUN_NAME": run_name}
+    scale, view = Scale(connection, Keys(run_name)), RunView(connection, Keys(run_name))
+    process = up(tmp_path, "--only", "actor,rewarder", "--actors", "2", **variables)
+    try:
+        (sign,) = wait_until(lambda: list(scale.running().values()), "the sign")
+        assert sign.processes == {"actor": 2, "rewarder": 1}
+        scale.wish(scale.choose("", "actor"), "actor", 1)
+        wait_until(lambda: next(iter(scale.running().values())).processes["actor"] == 1, "one actor")
+        again, _ = up(tmp_path, "--only", "actor", **variables).communicate(timeout=120)
+        assert "RunTaken: another `penstock up --only actor` holds the run's folder" in again
+        connection.execute("SET", Keys(run_name).state, "ended")
+        assert view.ended()
+        flag.touch()
+        out, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out
+    assert "learner.1" not in out
+    assert "queue.1" not in out
+    assert scale.running() == {}
+    logs = tmp_path / "runs" / run_name / "logs" / socket.gethostname()
+    assert sorted(path.name for path in logs.iterdir()) == [
+        "actor.1.log",
+        "actor.2.log",
+        "rewarder.1.log",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "url", "error"),
+    [
+        (["--only", "actor"], "", "--only actor: no REDIS_URL is set, expected the address"),
+        (
+            ["--only", "actor", "--listen", "h:1"],
+            "redis://h",
+            "--listen is for the machine with the server",
+        ),
+        (["--only", "actor,judge"], "redis://h", "the Procfile has no judge; it has learner, actor"),
+        (
+            ["--only", "actor", "--rewarders", "2"],
+            "redis://h",
+            "--rewarders: the Procfile has no rewarder",
+        ),
+    ],
+)
+def test_up_refuses_what_only_some_roles_cannot_have(
+    flags: list[str], url: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Procfile").write_text("learner: true\nactor: true\n")
+    monkeypatch.setenv("REDIS_URL", url)
+    assert execute_command(Up, "penstock up", flags) == 78
+    assert error in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.e2e

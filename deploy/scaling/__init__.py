@@ -1,0 +1,1 @@
+"""More and fewer processes while a run goes on."""
