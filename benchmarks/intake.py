@@ -56,17 +56,17 @@ _WEIGHTS = "0" * 64
 _CHUNK = 64
 
 
-def make_plan(groups: int, tokens: int, steps: int = 1) -> Plan:
+def make_plan(groups: int, tokens: int, steps: int = 1, max_staleness: int = 0) -> Plan:
     """The plan of a run of `steps` steps of so many groups."""
     settings = LearnerSettings(
         num_generations=GENERATIONS,
         groups_per_step=groups,
         max_completion_length=tokens,
-        max_staleness=0,
+        max_staleness=max_staleness,
     )
     contract = Contract(
         "model", "", "float32", tokens + 64, (RewardSpec("accuracy"),), True,
-        groups_per_step=groups, credit=groups,
+        groups_per_step=groups, credit=settings.credit,
     )  # fmt: skip
     prompts = np.random.default_rng(1).integers(4, VOCABULARY, (groups, 32)).astype("<i4")
     questions = [
@@ -97,13 +97,13 @@ class Learner:
     """A learner without a policy, whose tickets are answered by this program."""
 
     def __init__(self, connection: Connection, folder: Path, name: str, plan: Plan) -> None:
-        self.keys = Keys(name)
+        self.keys, self.stopping = Keys(name), threading.Event()
         self._connection, self._plan = connection, plan
         queue = LearnerQueue(connection, self.keys, 1)
         journal = Journal(LearnerFolder(folder, 1))
         self._commit_log = CommitLog(Ledger(), journal, queue)
         run = RunSettings(name=name, dir=folder)
-        self._flow = TicketFlow(queue, self._commit_log, plan, run, "nonce", threading.Event())
+        self._flow = TicketFlow(queue, self._commit_log, plan, run, "nonce", self.stopping)
         self._flow.join()
         self._flow.publish(Weights(Version(1, 0), "folder", _WEIGHTS, ""), evaluate=False)
         self._flow.issue_tickets(0)
