@@ -33,14 +33,16 @@ class PromptRefused(PenstockError):
 
 
 class Aborted(Exception):
-    """The request `request_id` was aborted; `partial` has its completions so far that have a token.
+    """The request `request_id` was aborted. `partial` has its completions, in order of their seeds.
 
-    A completion that was cut short has the finish reason "length".
+    One that was cut short has the finish reason "cut", one without a token is None. () means that there
+    is nothing to keep. `lost` counts the tokens that were sampled and are not in `partial`.
     """
 
-    def __init__(self, request_id: str, partial: tuple[Rollout, ...] = ()) -> None:
+    def __init__(self, request_id: str, partial: tuple[Rollout | None, ...] = (), lost: int = 0) -> None:
         super().__init__(f"request {request_id} was aborted")
         self.partial = partial
+        self.lost = lost
 
 
 class Engine(Protocol):

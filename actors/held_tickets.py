@@ -5,6 +5,7 @@ taken -> waiting (for its version, for its turn) -> running -> removed
 
 from dataclasses import dataclass
 
+from penstock.actors.partial_groups import Begun
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.wire.ids import Purpose, Version
 from penstock.common.wire.messages import Ticket
@@ -16,13 +17,15 @@ class Job:
 
     `discarded` is set when what is sampled for it may be of wrong weights. `alone` marks a ticket's last
     attempt, during which nothing else may run. `over` is set when the engine has no more to do for it,
-    while a running job waits for the queue server.
+    while a running job waits for the queue server. `begun` is what actors that had to end sampled of its
+    group, () for nothing.
     """
 
     stream: WorkStream
     entry: Entry
     ticket: Ticket
     alone: bool
+    begun: Begun = ()
     running: bool = False
     lost: bool = False
     discarded: bool = False

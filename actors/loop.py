@@ -190,7 +190,7 @@ async def _make_groups(
     episodes' processes does not exist, OSError if the endpoint finds no port.
     """
     if not contract.episodes.active:
-        return Completions(engine)
+        return Completions(engine, model)
     workers = settings.actor.episode_workers
     pool = await asyncio.to_thread(EpisodePool, settings.actor, contract.episodes)
     given = (engine, contract, model, pool, workers)

@@ -1,17 +1,22 @@
 """The rollouts of a ticket: completions of one request, conversations or agents, side by side."""
 
 import asyncio
+import contextlib
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from tokenizers import Tokenizer
 
 from penstock.actors.agents.endpoint import Endpoint
 from penstock.actors.agents.rollout import AgentRollout
 from penstock.actors.agents.sequences import Limits
 from penstock.actors.conversation import Conversation, InThread, Sample
 from penstock.actors.engine import Aborted, Engine
+from penstock.actors.partial_groups import Begun, count_tokens, join, kept, rest_of
 from penstock.actors.turns import TurnTemplate
 from penstock.common.episodes.pool import EpisodeFailed, EpisodePool
 from penstock.common.wire.contract import Contract
@@ -24,29 +29,98 @@ _SILENT_S = 2.0
 
 
 class Completions:
-    """Samples rollouts without tools and environments by `engine`, with one request per ticket."""
+    """Samples rollouts without tools and environments by `engine`, with one request per ticket.
 
-    def __init__(self, engine: Engine) -> None:
+    A ticket that another actor began has a request for each completion that is not finished. `folder` is
+    the model's, with its tokenizer.
+    """
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
         self._engine = engine
+        self._folder = folder
+        self._parts: dict[str, list[str]] = {}  # requests of a ticket that another actor began
 
-    async def generate(self, request_id: str, ticket: Ticket) -> tuple[Rollout, ...]:
+    async def generate(self, request_id: str, ticket: Ticket, begun: Begun = ()) -> tuple[Rollout, ...]:
         """Return the rollouts of a ticket, as many as the ticket asks for, in the order of their seeds.
 
-        `request_id` is the name of the request, for `abort`. Raise Aborted after `abort`, PromptRefused
-        if the engine cannot serve this prompt, EngineFailed if the engine is broken, MalformedMessage if
-        a completion is no Rollout.
+        `request_id` is the name of the request, for `abort`. Those that are finished in `begun` are
+        returned as they are, and others continued; () begins all. Raise Aborted after `abort`,
+        PromptRefused if the engine cannot serve this prompt, EngineFailed if the engine is broken,
+        MalformedMessage if a completion is no Rollout.
         """
-        return await self._engine.generate(
-            request_id, ticket.prompt_ids, ticket.sampling, ticket.num_generations
-        )
+        try:
+            if not any(begun):
+                return await self._engine.generate(
+                    request_id, ticket.prompt_ids, ticket.sampling, ticket.num_generations
+                )
+            found = await self._continue(request_id, ticket, begun)
+            if any(one is None or one.finish_reason == "cut" for one in found):
+                raise Aborted(request_id, found)
+        except Aborted as error:
+            partial = kept(error.partial, ticket.sampling)
+            lost = count_tokens(error.partial) - count_tokens(partial)
+            raise Aborted(request_id, partial, lost) from error
+        return cast(tuple[Rollout, ...], found)
+
+    async def _continue(self, request_id: str, ticket: Ticket, begun: Begun) -> Begun:
+        """Return the ticket's completions, side by side; after `abort` as far as they are sampled.
+
+        If the engine fails at one, cancel the others and raise its error.
+        """
+        names = [f"{request_id}#{index}" for index in range(ticket.num_generations)]
+        self._parts[request_id] = names
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._complete(name, ticket, index, begun[index]))
+                    for index, name in enumerate(names)
+                ]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        finally:
+            del self._parts[request_id]
+        return tuple(task.result() for task in tasks)
+
+    async def _complete(
+        self, name: str, ticket: Ticket, index: int, begun: Rollout | None
+    ) -> Rollout | None:
+        """Return completion `index` of a ticket, of which another actor sampled `begun`.
+
+        The rest is sampled by the request `name`. After its abort return what there is. Raise
+        PromptRefused, EngineFailed or MalformedMessage if the engine does.
+        """
+        if begun and begun.finish_reason != "cut":
+            return begun
+        prompt_ids, sampling = rest_of(ticket, index, begun)
+        try:
+            (rest,) = await self._engine.generate(name, prompt_ids, sampling, 1)
+        except Aborted as error:
+            if not any(error.partial):
+                return begun
+            rest = cast(Rollout, error.partial[0])
+        return await asyncio.to_thread(join, begun, rest, ticket.sampling.stop, self._text_of)
+
+    def _text_of(self, token_ids: Int32s) -> str:
+        """Return the text of tokens, special ones too, as the engine compares it with stop strings."""
+        return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer, read once."""
+        return Tokenizer.from_file(str(self._folder / "tokenizer.json"))
 
     async def abort(self, request_id: str) -> None:
         """End a ticket's request early: its `generate` raises Aborted. Ignore an unknown one."""
-        await self._engine.abort(request_id)
+        for name in (request_id, *self._parts.get(request_id, ())):
+            await self._engine.abort(name)
 
     def room(self) -> int:
         """Return how many more rollouts can start now; 0 or less if none can."""
         return self._engine.room()
+
+    def sampled(self, request_id: str) -> int:
+        """Return how many tokens a running ticket's turns have: 0, as these rollouts have no turns."""
+        return 0
 
     def waits_for_tools(self) -> bool:
         """Return False: rollouts without tools never wait for one."""
@@ -70,7 +144,7 @@ class Conversations(Completions):
         self, engine: Engine, contract: Contract, folder: Path, pool: EpisodePool, places: int
     ) -> None:
         assert contract.chat is not None, "a contract with episodes has a chat template"
-        super().__init__(engine)
+        super().__init__(engine, folder)
         self._template = TurnTemplate(contract.chat, folder, self._UNPROVEN)
         self._max_turns = contract.episodes.max_turns
         self._most_tokens = contract.tokens_per_sequence
@@ -82,39 +156,63 @@ class Conversations(Completions):
         self._rollouts = 0  # of the running groups
         self._requests: dict[str, set[str]] = {}  # of the engine, by running group
         self._aborted: set[str] = set()
+        self._sampled: dict[str, Counter[int]] = {}  # tokens, by running group and index
         self._silent_at = -1  # tokens that the engine had sampled when a request began that was given up
 
-    async def generate(self, request_id: str, ticket: Ticket) -> tuple[Rollout, ...]:
+    async def generate(self, request_id: str, ticket: Ticket, begun: Begun = ()) -> tuple[Rollout, ...]:
         """Return the ticket's conversations as rollouts, in order of their index, once all ended.
 
-        `request_id` is their common name, for `abort`. A conversation whose episode broke has a failure.
-        Raise EpisodeFailed unless two conversations, or a ticket's only one, are without a failure.
-        If the engine fails at one, cancel the others and raise the first error: Aborted after `abort`,
-        PromptRefused for this ticket's fault, EngineFailed for a broken engine, MalformedMessage for a
-        completion that is no Rollout.
+        `request_id` is their common name, for `abort`. Those in `begun` are returned as they are. A
+        conversation whose episode broke has a failure. Raise EpisodeFailed unless two conversations, or
+        a ticket's only one, are without a failure. Raise Aborted after `abort`, with those that ended:
+        the others begin again with their first turn, and the tokens of their turns are lost. If the
+        engine fails at one, cancel the others and raise the first error: PromptRefused for this ticket's
+        fault, EngineFailed for a broken engine, MalformedMessage for a completion that is no Rollout.
         """
         size = ticket.num_generations
         self._requests[request_id] = set()
         self._rollouts += size
+        sampled: Counter[int] = Counter()
+        self._sampled[request_id] = sampled
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._converse(request_id, ticket, index)) for index in range(size)
-                ]
+            found = await self._converse_all(request_id, ticket, begun or (None,) * size)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
         finally:
             self._rollouts -= size
-            del self._requests[request_id]
+            del self._requests[request_id], self._sampled[request_id]
             self._aborted.discard(request_id)
-        rollouts = tuple(task.result() for task in tasks)
+        if any(one is None for one in found):
+            lost = sum(sampled[index] for index, one in enumerate(found) if one is None)
+            raise Aborted(request_id, found, lost)
+        rollouts = tuple(one for one in found if one)
         failures = [rollout.failure for rollout in rollouts if rollout.failure]
         if size - len(failures) < min(2, size):
-            found = f"{len(failures)} of {size} episodes broke: {failures[0]}"
+            broke = f"{len(failures)} of {size} episodes broke: {failures[0]}"
             raise EpisodeFailed(
-                f"{found}; expected at least {min(2, size)} whole: correct tool, environment or agent"
+                f"{broke}; expected at least {min(2, size)} whole: correct tool, environment or agent"
             )
         return rollouts
+
+    async def _converse_all(self, request_id: str, ticket: Ticket, begun: Begun) -> Begun:
+        """Return the ticket's conversations; None for each that `abort` ended. Those in `begun` stay.
+
+        If the engine fails at one, cancel the others and raise a group with the error.
+        """
+
+        async def converse(index: int) -> Rollout | None:
+            """Return conversation `index`, None after `abort`."""
+            with contextlib.suppress(Aborted):
+                return await self._converse(request_id, ticket, index)
+            return None
+
+        async with asyncio.TaskGroup() as group:
+            tasks = {
+                index: group.create_task(converse(index))
+                for index, one in enumerate(begun)
+                if one is None
+            }
+        return tuple(one or tasks[index].result() for index, one in enumerate(begun))
 
     async def abort(self, request_id: str) -> None:
         """End a ticket's conversations early: `generate` raises Aborted once running tools have ended.
@@ -132,6 +230,10 @@ class Conversations(Completions):
         The result is 0 or less if none can.
         """
         return min(self._engine.room(), self._places - self._rollouts)
+
+    def sampled(self, request_id: str) -> int:
+        """Return how many tokens were sampled in this start of a running ticket's conversations."""
+        return self._sampled[request_id].total() if request_id in self._sampled else 0
 
     def waits_for_tools(self) -> bool:
         """Return whether tickets are running but no request is at the engine, which samples nothing.
@@ -158,6 +260,7 @@ class Conversations(Completions):
         Raise Aborted after `abort`, and PromptRefused, EngineFailed or MalformedMessage if the engine
         does.
         """
+        sampled = self._sampled[request_id]
 
         async def sample(
             name: str, prompt_ids: Int32s, sampling: Sampling, since: Version | None
@@ -175,12 +278,16 @@ class Conversations(Completions):
             self._requests[request_id].add(own)
             try:
                 (rollout,) = await self._engine.generate(own, prompt_ids, sampling, 1, since)
+            except Aborted as error:
+                sampled[index] += count_tokens(error.partial)
+                raise
             except asyncio.CancelledError:
                 if time.monotonic() - began > _SILENT_S:
                     self._silent_at = max(self._silent_at, tokens)
                 raise
             finally:
                 self._requests[request_id].discard(own)
+            sampled[index] += len(rollout.token_ids)
             return rollout
 
         def in_thread(function: Any, *arguments: Any) -> Any:

@@ -14,12 +14,13 @@ from penstock.actors.device_user import DeviceUser
 from penstock.actors.engine import Aborted, Engine, PromptRefused
 from penstock.actors.engine_watch import EngineWatch
 from penstock.actors.held_tickets import HeldTickets, Job
+from penstock.actors.partial_groups import Begun, count_tokens, read_partial, write_partial
 from penstock.actors.rollout_groups import Completions
 from penstock.actors.weights.follower import WeightFollower
 from penstock.actors.weights.probing import probe_limit
 from penstock.actors.weights.source import WeightSource
 from penstock.common.broker.connection import Connection
-from penstock.common.broker.costs import CostReport
+from penstock.common.broker.costs import LOST_TOKENS, CostReport
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.lease_keeper import LeaseKeeper
 from penstock.common.broker.lease_watch import LOOKS_PER_LEASE
@@ -29,7 +30,13 @@ from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import RunSettings
 from penstock.common.episodes.pool import EpisodeFailed
-from penstock.common.errors import Disagreement, EngineFailed, MalformedMessage, RunNotReady
+from penstock.common.errors import (
+    Disagreement,
+    EngineFailed,
+    MalformedMessage,
+    RunNotReady,
+    ValueTooLarge,
+)
 from penstock.common.log import get_logger
 from penstock.common.monitor.learner_watch import LearnerWatch
 from penstock.common.transfer.model_folder import ModelFetcher
@@ -41,8 +48,8 @@ from penstock.common.wire.messages import Group, Rollout, Ticket
 _IDLE_S = 0.05
 _BLOCK_MS = 100
 _WATCH_S = 1.0
-_DRAIN_S = 10.0
-_ABORT_S = 5.0
+_ABORT_S, _STORE_S = 5.0, 5.0
+"""The engine stops both before the grace period's end: to return its tokens, and to store them."""
 _MOST_AT_ONCE = 32
 """Groups in one round trip: all of them stay in memory until the last one is confirmed."""
 _PURPOSES: tuple[Purpose, ...] = ("eval", "train")
@@ -83,15 +90,14 @@ class TicketWorker:
         self._stopping, self._ending = stopping, False
         self._disagreement: Disagreement | None = None
         self._look_every_s = run.lease_s / LOOKS_PER_LEASE
+        self._grace_s, self._lost = actor.grace_s, 0  # tokens that were sampled and given up
         self._streams = _streams(connection, self._keys, consumer, run, contract.largest_group)
         self._look_at = dict.fromkeys(_PURPOSES, 0.0)
         self._late = dict.fromkeys(_PURPOSES, False)
         self._held = HeldTickets(contract.credit)
+        copy = ModelFetcher(self._view, run, stopping, actor.by_queue)
         self._follower = WeightFollower(
-            engine, self._view, self._held,
-            WeightSource(
-                run.folder, ModelFetcher(self._view, run, stopping, actor.by_queue), actor.weights_from
-            ),
+            engine, self._view, self._held, WeightSource(run.folder, copy, actor.weights_from),
             run.join_timeout_s, actor.start_timeout_s,
             probe_limit(actor, contract), self._discard_running,
         )  # fmt: skip
@@ -112,21 +118,21 @@ class TicketWorker:
     async def run(self) -> None:
         """Turn tickets into groups until the learner ends the run or `stopping` is set. Call this once.
 
-        Then waiting tickets are given back, running ones may end for 10 s and are then aborted, and the
-        consumer leaves its streams. All of this comes also before a Disagreement is raised, if the
-        engine stays wrong. Raise RunNotReady if the run is gone or has another contract,
-        DeadlineExceeded if the learner's heartbeat is missing too long, EngineFailed, or
-        ServerUnavailable and the other errors of Connection.call.
+        Then waiting tickets are given back, running ones may end within the grace period and are else
+        given back with their tokens, and the consumer leaves its streams. All of this comes also before
+        a Disagreement is raised, if the engine stays wrong. Raise RunNotReady if the run is gone or has
+        another contract, DeadlineExceeded if the learner's heartbeat is missing too long, EngineFailed,
+        or ServerUnavailable and the other errors of Connection.call.
         """
         self._leases.start()
         try:
             async with self._tasks:
                 taking = self._tasks.create_task(self._take_tickets())
                 following = self._tasks.create_task(self._follow_weights())
-                await self._watch_run()
+                ended = await self._watch_run()
                 self._ending = True
                 await taking  # otherwise that loop would take the tickets again that are given back
-                await self._finish()
+                await self._finish(0.0 if ended else self._grace_s)
                 if not self._follower.taking:  # it may be fetching weights, which takes long
                     following.cancel()
         except BaseExceptionGroup as group:
@@ -221,7 +227,7 @@ class TicketWorker:
         except MalformedMessage as error:
             await asyncio.to_thread(stream.fail, entry, purpose, str(error))
             return
-        job = Job(stream, entry, ticket, stream.runs_alone(entry))
+        job = Job(stream, entry, ticket, stream.runs_alone(entry), self._begun(entry, ticket))
         self._held.add(job)
 
         def on_lost() -> None:  # runs in the lease thread
@@ -229,6 +235,23 @@ class TicketWorker:
             self._loop.call_soon_threadsafe(self._lose, job)
 
         self._leases.hold(stream, entry, on_lost)
+
+    def _begun(self, entry: Entry, ticket: Ticket) -> Begun:
+        """Return what another actor gave back with the entry of a ticket; () for nothing usable.
+
+        What is too large or no partial group of the ticket is dropped with a warning.
+        """
+        if not entry.partial:
+            return ()
+        try:
+            if len(entry.partial) > self._contract.largest_group:
+                raise MalformedMessage(f"{len(entry.partial):,} bytes are over LEARNER_MAX_GROUP_MIB")
+            return read_partial(entry.partial, ticket, self._contract.episodes.active)
+        except MalformedMessage as error:
+            log.warning(
+                f"Ticket {ticket.id} begins anew: what came with it is refused.", reason=str(error)
+            )
+            return ()
 
     def _lose(self, job: Job) -> None:
         """Set `job.lost`, because another actor took the ticket over, and stop the work on the ticket.
@@ -265,14 +288,13 @@ class TicketWorker:
         """Sample a running job's group and send it to the rewarders, then start jobs that fit now.
 
         Waits for: the engine's completions and tools, the proof of new weights, then the queue server's
-        confirmation.
-        Unblocked by: the engine, or an abort when the lease is lost or the worker ends.
+        confirmation. Unblocked by: the engine, or an abort when the lease is lost or the worker ends.
         Produces: a group on the stream `rollouts`. After an abort, or if the engine fails while
-        `stopping` is set, the ticket is back on its stream, uncounted, unless another actor has it. A
-        refused prompt, broken episodes or a malformed completion are logged, and count as a failure.
-        Ends when: the job is no longer held, nor its lease renewed; an error ends both too.
-        Raise EngineFailed unless `stopping` is set, ServerUnavailable or another error of
-        Connection.call.
+        `stopping` is set, the ticket is back on its stream, uncounted, unless another actor has it;
+        after an abort with what was sampled. A refused prompt, broken episodes or a malformed completion
+        are logged, and count as a failure. Ends when: the job is no longer held, nor its lease renewed;
+        an error ends both too. Raise EngineFailed unless `stopping` is set, ServerUnavailable or another
+        error of Connection.call.
         """
         ticket = job.ticket
         try:
@@ -280,14 +302,14 @@ class TicketWorker:
                 raise Aborted(job.request_id)  # another actor took the ticket over
             if job.discarded:
                 raise Aborted(job.request_id)
-            rollouts = await self._groups.generate(job.request_id, ticket)
+            rollouts = await self._groups.generate(job.request_id, ticket, job.begun)
             self._has_room.set()
             if not await self._follower.proven() or job.discarded:
                 raise Aborted(job.request_id)
             self._end_sampling(job)
             await self._hand_off(job, rollouts)
-        except Aborted:
-            await self._give_back(job)
+        except Aborted as aborted:
+            await self._give_back(job, aborted)
         except EngineFailed:
             if not self._stopping.is_set():  # Ctrl-C reaches the engine's processes as well
                 raise
@@ -335,17 +357,44 @@ class TicketWorker:
             if not was_first:
                 log.info(f"Dropped a group: ticket {entry.ticket} had ended, or went to another actor.")
 
-    async def _give_back(self, job: Job) -> None:
+    async def _give_back(self, job: Job, aborted: Aborted | None = None) -> None:
         """Put a job's ticket back on its stream, uncounted, then hold the job and its lease no longer.
 
-        A job that is `lost` is not put back, because another actor has the ticket. Raise
-        ServerUnavailable and the other errors of Connection.call.
+        What was sampled until it was `aborted` goes with it. A job that is `lost` is not put back,
+        because another actor has the ticket. Raise ServerUnavailable and the other errors of
+        Connection.call.
         """
         self._end_sampling(job)
         if not job.lost:
-            await asyncio.to_thread(job.stream.give_back, job.entry)
+            partial = await self._partial(job, aborted) if aborted else b""
+            await asyncio.to_thread(job.stream.give_back, job.entry, partial)
         self._leases.release(job.stream, job.entry)
         self._held.remove(job)
+
+    async def _partial(self, job: Job, aborted: Aborted) -> bytes:
+        """Return the bytes of what was sampled of an aborted job, b"" if nothing may be kept.
+
+        Tokens of weights that are not proven may not be kept, nor over LEARNER_MAX_GROUP_MIB. What is
+        lost is counted. Raise ServerUnavailable and the other errors of Connection.call.
+        """
+        partial, lost = b"", aborted.lost
+        if any(aborted.partial) and await self._follower.proven() and not job.discarded:
+            try:
+                partial = write_partial(job.ticket, aborted.partial, self._consumer)
+                what = f"the partial group of ticket {job.ticket.id}"
+                await asyncio.to_thread(job.stream.check_size, partial, what)
+            except ValueTooLarge as error:
+                log.warning(f"Ticket {job.ticket.id} goes back without its tokens.", reason=str(error))
+                partial = b""
+        if not partial:
+            lost += count_tokens(aborted.partial)
+        self._note_lost(lost)
+        return partial
+
+    def _note_lost(self, tokens: int) -> None:
+        """Count tokens that were sampled and that no actor continues, for the log and the metrics."""
+        self._lost += tokens
+        self._costs.add(LOST_TOKENS, tokens)
 
     # Beside the tickets
 
@@ -381,11 +430,12 @@ class TicketWorker:
         if serving:
             await asyncio.wait(serving, timeout=_ABORT_S)
 
-    async def _watch_run(self) -> None:
+    async def _watch_run(self) -> bool:
         """Check run, engine and learner once a second until the run has ended or `stopping` is set.
 
-        Raise RunNotReady if the run is gone or has another contract, EngineFailed if the engine stalls,
-        DeadlineExceeded without the learner's heartbeat, and Connection.call's errors.
+        Return whether the run has ended. Raise RunNotReady if the run is gone or has another contract,
+        EngineFailed if the engine stalls, DeadlineExceeded without the learner's heartbeat, and
+        Connection.call's errors.
         """
         check_at = 0.0
         while not self._stopping.is_set() and self._disagreement is None:
@@ -394,13 +444,14 @@ class TicketWorker:
                 check_at = time.monotonic() + _WATCH_S
                 if await asyncio.to_thread(self._has_ended):
                     log.info("The run has ended.")
-                    return
+                    return True
                 self._leases.check()
                 self._engine_watch.check()
                 self._engine_watch.report()
                 await asyncio.to_thread(self._learner_watch.check)
                 await asyncio.to_thread(self._costs.send_if_due)
             await asyncio.sleep(_IDLE_S)
+        return False
 
     def _phase(self) -> str:
         """Return what the actor is doing, one of the phases of CostReport."""
@@ -429,22 +480,35 @@ class TicketWorker:
         check_same(self._contract, data)
         return self._view.ended()
 
-    async def _finish(self) -> None:
-        """Give waiting tickets back; abort those that run after 10 s, cancel those after 5 s more.
+    async def _finish(self, grace_s: float) -> None:
+        """Give waiting tickets back; let running ones end until 10 s before the grace period's end.
 
-        An aborted ticket is given back by its `_serve`, a cancelled one is not: its lease expires. Raise
-        ServerUnavailable and the other errors of Connection.call.
+        What runs then is aborted, and given back by its `_serve` with its tokens. What does not return
+        within 5 s, as for a tool that runs, is given back without them. Raise ServerUnavailable and the
+        other errors of Connection.call.
         """
         for job in self._held.waiting:
             await self._give_back(job)
-        if self._serving:
-            await asyncio.wait(self._serving, timeout=_DRAIN_S)
-        for job in self._held.running:
+        sampling_s = max(0.0, grace_s - _ABORT_S - _STORE_S)
+        if self._serving and sampling_s:
+            log.info(
+                f"Stopping: {len(self._serving)} tickets run. What is unfinished in {sampling_s:.0f} s "
+                f"goes back with its tokens (ACTOR_GRACE_S={grace_s:g})."
+            )
+            await asyncio.wait(self._serving, timeout=sampling_s)
+        unfinished = self._held.running
+        for job in unfinished:
             await self._groups.abort(job.request_id)
+        stuck: set[asyncio.Task[None]] = set()
         if self._serving:
             _, stuck = await asyncio.wait(self._serving, timeout=_ABORT_S)
-            for task in stuck:
-                task.cancel()
+        for job in (one for one in self._held.running if not one.over):
+            self._note_lost(self._groups.sampled(job.request_id))
+            await self._give_back(job)
+        for task in stuck:
+            task.cancel()
+        if unfinished:
+            log.info(f"Gave {len(unfinished)} unfinished tickets back; {self._lost} tokens are lost.")
 
 
 def _streams(

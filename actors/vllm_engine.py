@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -142,22 +142,24 @@ class VllmEngine:
             output = await self._last_output(
                 request_id, prompt, partial(self._sampling, sampling, distinct)
             )
-            completions = sorted(output.outputs, key=lambda completion: completion.index)
-            rollouts = tuple(
-                _rollout(item, self._versions.spans(request_id, item.index, len(item.token_ids)))
-                for item in completions
+            found = {
+                item.index: _rollout(
+                    item, self._versions.spans(request_id, item.index, len(item.token_ids))
+                )
+                for item in output.outputs
                 if item.token_ids
-            )
+            }
         finally:
             self._versions.close(request_id)
-        if any(item.finish_reason == "error" for item in completions):
+        if any(item.finish_reason == "error" for item in output.outputs):
             raise PromptRefused(
                 f"the engine could not serve {request_id}: its regex does not compile; correct "
                 "structured_outputs in LEARNER_GENERATION_KWARGS"
             )
-        if any(item.finish_reason not in ("stop", "length") for item in completions):
+        rollouts = tuple(found.get(index) for index in range(distinct)) * (num_generations // distinct)
+        if any(item.finish_reason not in ("stop", "length") for item in output.outputs):
             raise Aborted(request_id, rollouts)
-        return rollouts * (num_generations // distinct)
+        return cast(tuple[Rollout, ...], rollouts)
 
     async def _last_output(self, request_id: str, prompt: Any, parameters: Callable[[], Any]) -> Any:
         """Return vLLM's last output for a prompt, with the SamplingParams that `parameters` makes.
@@ -362,7 +364,7 @@ def engine_arguments(settings: ActorSettings, contract: Contract, model: Path) -
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
             "enable_sleep_mode": contract.share_device and not is_cpu,
-            "worker_extension_cls": "penstock.actors.worker_extension.WorkerExtension",
+            "worker_extension_cls": "penstock.actors.weights.worker_extension.WorkerExtension",
             "use_tqdm_on_load": False,
         }
     )
@@ -435,16 +437,17 @@ def _refusal(error: Exception) -> Exception | None:
 def _rollout(completion: Any, spans: tuple[Span, ...]) -> Rollout:
     """Return a completion that vLLM sampled with flat_logprobs as a Rollout with these spans.
 
-    Log-probabilities above 0, which rounding gives, become 0. Any finish reason but "stop" becomes
-    "length". Raise MalformedMessage for spans that do not cover its tokens, or a log-probability such as
-    NaN.
+    Log-probabilities above 0, which rounding gives, become 0. Any finish reason but "stop" and
+    "length", such as "abort", becomes "cut". Raise MalformedMessage for spans that do not cover its
+    tokens, or a log-probability such as NaN.
     """
+    reason = completion.finish_reason
     return Rollout(
         token_ids=np.array(completion.token_ids, dtype="<i4"),
         logprobs=np.minimum(np.array(completion.logprobs.logprobs, dtype="<f4"), 0.0),  # rounding
         mask=np.ones(len(completion.token_ids), dtype=bool),
         spans=spans,
-        finish_reason="stop" if completion.finish_reason == "stop" else "length",
+        finish_reason=reason if reason in ("stop", "length") else "cut",
     )
 
 

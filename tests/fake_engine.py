@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections import deque
 from collections.abc import MutableSequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -124,9 +124,7 @@ class FakeEngine:
         for _ in range(max(len(tokens) for tokens in drawn)):
             await asyncio.sleep(self.token_delay_s)
             if abort.is_set():
-                cut = [tokens[: len(versions)] for tokens in drawn]
-                partial = (make_rollout(tokens, versions) for tokens in cut if len(tokens))
-                raise Aborted(request_id, tuple(partial))
+                raise Aborted(request_id, tuple(cut(tokens, versions) for tokens in drawn))
             self._check_awake()
             versions.append(self._weights[-1])
             self._tokens += count
@@ -193,6 +191,15 @@ def draw_tokens(sampling: Sampling, index: int) -> Int32s:
     random = np.random.default_rng(sampling.seed + index)
     digits = random.integers(*DIGITS, size=int(random.integers(1, sampling.max_tokens + 1)))
     return np.append(digits, EOS)[: sampling.max_tokens].astype("<i4")
+
+
+def cut(tokens: Int32s, versions: list[Weights]) -> Rollout | None:
+    """What there is of a completion after so many steps: all of it, a part, or None without a token."""
+    so_far = tokens[: len(versions)]
+    if not len(so_far):
+        return None
+    rollout = make_rollout(so_far, versions)
+    return rollout if len(so_far) == len(tokens) else replace(rollout, finish_reason="cut")
 
 
 def make_rollout(tokens: Int32s, versions: list[Weights]) -> Rollout:

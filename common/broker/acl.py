@@ -31,7 +31,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 _READING = (
     "ping", "select", "info", "time", "get", "hget", "hmget", "hgetall", "exists", "type", "xlen",
     "xrange", "xrevrange", "xpending", "xinfo|groups", "xinfo|consumers", "hscan", "hlen",
-    "fcall_ro|penstock_3_audit",
+    "fcall_ro|penstock_4_audit",
 )  # fmt: skip
 _WORKING = ("xack", "xdel", "xclaim", "xadd", "xgroup|delconsumer", "hset")
 _COUNTING = ("hget", "hdel", "hincrby", "type")
@@ -151,8 +151,8 @@ def _allow(*groups: Sequence[str]) -> list[str]:
 
 
 def _calls(*names: str) -> list[str]:
-    """Return the names of calls of these functions in ACL rules: "fcall|penstock_3_bury" for "bury"."""
-    return [f"fcall|penstock_3_{name}" for name in names]
+    """Return the names of calls of these functions in ACL rules: "fcall|penstock_4_bury" for "bury"."""
+    return [f"fcall|penstock_4_{name}" for name in names]
 
 
 def _selector(commands: Sequence[str], keys: Iterable[str], right: str = "~") -> str:

@@ -154,7 +154,7 @@ class Connection:
     def call(self, function: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Call a function of functions.lua on the server, such as "bury", and return its reply.
 
-        Its name on the server is "penstock_3_bury". `keys` (at least one) and `args` are the function's
+        Its name on the server is "penstock_4_bury". `keys` (at least one) and `args` are the function's
         two lists of arguments. The call is sent again while the server is away, busy or full, so it must
         be idempotent. Raise the errors of `Connection.execute`, such as ServerUnavailable and
         RunNotReady.
@@ -174,7 +174,7 @@ class Connection:
         for args in calls:
             self._check_sizes(f"`{function}` of {keys[-1]}", args)
         command = "FCALL_RO" if function in _READ_ONLY else "FCALL"
-        head: tuple[Argument, ...] = (command, f"penstock_3_{function}", len(keys), *keys)
+        head: tuple[Argument, ...] = (command, f"penstock_4_{function}", len(keys), *keys)
         failpoint(f"{function}.before")
         send, size = (
             partial(self._send_all, [(*head, *args) for args in calls]),
@@ -253,7 +253,7 @@ class Connection:
         try:
             self.execute("FUNCTION", "LOAD", "REPLACE", source)
         except NotPermitted as error:
-            library = self.execute("FUNCTION", "LIST", "LIBRARYNAME", "penstock_3", "WITHCODE")
+            library = self.execute("FUNCTION", "LIST", "LIBRARYNAME", "penstock_4", "WITHCODE")
             if source.encode() not in _leaves(library):
                 raise ConfigError(
                     f"the queue server {self.address} lacks this release's functions, and this user may "

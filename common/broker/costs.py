@@ -31,9 +31,12 @@ def _fields(role: str) -> list[str]:
     return [*phases, f"{role}/subprocesses_cpu_s"]
 
 
-FIELDS = [field for role in PHASES for field in _fields(role)]
+LOST_TOKENS = "actor/lost_tokens"
+"""Tokens that actors sampled and that no actor continues: of turns that begin anew, above all."""
+
+FIELDS = [LOST_TOKENS, *(field for role in PHASES for field in _fields(role))]
 """Sums over all processes of a role: seconds in a phase, CPU seconds meanwhile, and those of their
-subprocesses, such as vLLM's engine, tools and the scoring processes."""
+subprocesses, such as vLLM's engine, tools and the scoring processes; lost tokens."""
 
 
 class CostReport:
@@ -49,6 +52,7 @@ class CostReport:
     ) -> None:
         self._connection, self._key, self._role, self._sign = connection, key, role, sign
         self._phases = Phases()
+        self._amounts: dict[str, float] = {}
         self._phases.name = PHASES[role][0]
         self._subprocesses: dict[tuple[int, float], float] = {}
         self._send_at = time.monotonic() + (0 if sign else _SEND_S)  # people see a process at once
@@ -60,6 +64,10 @@ class CostReport:
         A loop calls this at each turn: what happens between two calls counts for one phase.
         """
         self._phases.change_to(phase)
+
+    def add(self, field: str, amount: float) -> None:
+        """Add `amount` to a field that is no time, such as LOST_TOKENS, with the next report."""
+        self._amounts[field] = self._amounts.get(field, 0.0) + amount
 
     def send_if_due(self) -> None:
         """Send the report every 2 s, as `send` does."""
@@ -76,14 +84,16 @@ class CostReport:
         profile = self._phases.take_profile()
         costs = costs_by_name(self._role, profile)
         costs[f"{self._role}/subprocesses_cpu_s"] = self._take_subprocesses()
+        costs |= self._amounts
+        self._amounts = {}
         waited_s = sum(one.seconds for name, one in profile.items() if name.startswith("waiting "))
         busy = 1 - waited_s / max(1e-9, sum(cost.seconds for cost in profile.values()))
 
         def add() -> None:
-            """Add the seconds to the sums. Raise Connection.execute's errors."""
-            for field, seconds in costs.items():
-                if seconds > 0:
-                    self._connection.execute("HINCRBYFLOAT", self._key, field, f"{seconds:.6f}")
+            """Add what was counted to the sums. Raise Connection.execute's errors."""
+            for field, amount in costs.items():
+                if amount > 0:
+                    self._connection.execute("HINCRBYFLOAT", self._key, field, f"{amount:.6f}")
 
         self._try(add, "The learner's metrics perf/ lack this process's time.")
         if self._sign:

@@ -1,4 +1,4 @@
-#!lua name=penstock_3
+#!lua name=penstock_4
 -- The protocol's functions on the queue server. Each is one atomic step and idempotent: a call that is
 -- sent again after a lost reply changes nothing more.
 --
@@ -400,10 +400,11 @@ local function handoff(keys, args)
   return 0
 end
 
--- keys: fence, open, src; args: consumer, entry, ticket, failures, max_attempts
--- Puts the holder's entry back at the end of its stream. Returns the failed attempts so far, or -1 if the
--- consumer does not hold the entry. With `failures` 1 this attempt counts as well; if it was the last one,
--- the entry stays for the caller to bury.
+-- keys: fence, open, src; args: consumer, entry, ticket, failures, max_attempts, partial
+-- Puts the holder's entry back at the end of its stream, with field `p`: what was sampled for it so far. That is
+-- `partial`, or if this is '' what the entry had. A failed attempt leaves none, as it may have caused the
+-- failure. Returns the failed attempts so far, or -1 if the consumer does not hold the entry. With `failures` 1
+-- this attempt counts as well; if it was the last one, the entry stays for the caller to bury.
 local function put_back(keys, args)
   local open, src, consumer, entry, ticket = keys[2], keys[3], args[1], args[2], args[3]
   local pending, found = held_by(consumer, src, entry), find(src, entry)
@@ -416,7 +417,9 @@ local function put_back(keys, args)
   if failures > 0 and attempts >= tonumber(args[5]) then
     give_to(consumer, src, pending, lost, false)
   else
-    move(open, src, src, entry, ticket, version, 'd', field_of(found, 'd') or '', 'a', attempts)
+    local partial = args[6] ~= '' and args[6] or field_of(found, 'p')
+    local kept = failures == 0 and partial and {'p', partial} or {}
+    move(open, src, src, entry, ticket, version, 'd', field_of(found, 'd') or '', 'a', attempts, unpack(kept))
   end
   return attempts
 end
@@ -465,12 +468,13 @@ local function leases(keys, args)
   return found
 end
 
--- Returns {entry, ticket, payload, attempts, doomed}, as workers read it. `attempts` that are no number are
+-- Returns {entry, ticket, payload, attempts, doomed, partial}, as workers read it. `attempts` that are no number are
 -- returned as they are, for `drop`.
 local function taken_row(found, lost, doomed)
   local before = failed_before(found)
   local attempts = before and before + lost or field_of(found, 'a')
-  return {found[1], field_of(found, 't'), field_of(found, 'd'), attempts, doomed and 1 or 0}
+  local payload, partial = field_of(found, 'd'), field_of(found, 'p')
+  return {found[1], field_of(found, 't'), payload, attempts, doomed and 1 or 0, partial}
 end
 
 -- keys: fence, src; args: consumer, max_attempts, server's run_id, then (entry, consumer, delivery count) each,
@@ -616,7 +620,7 @@ local function register(name, callback, flags, check)
     local refused = name ~= 'claim' and wrong_type(checked_keys) or check and check(keys[1], args[1])
     return refused or callback(keys, args)
   end
-  redis.register_function{function_name = 'penstock_3_' .. name, callback = checked, flags = flags}
+  redis.register_function{function_name = 'penstock_4_' .. name, callback = checked, flags = flags}
 end
 
 register('claim', claim, {})

@@ -36,7 +36,8 @@ class Entry:
     """An entry taken from a stream, for one ticket. `attempts` counts the attempts that failed before.
 
     `version` is that of the ticket's first issue, for an entry of a work stream. A doomed entry lost its
-    lease while its ticket ran alone: the consumer must bury the ticket.
+    lease while its ticket ran alone: the consumer must bury the ticket. `partial` is what an actor that
+    had to end gave back with the ticket, b"" for nothing.
     """
 
     id: str
@@ -45,16 +46,19 @@ class Entry:
     attempts: int = 0
     doomed: bool = False
     version: str = ""
+    partial: bytes = b""
 
 
 def read_entry(
-    entry: bytes, ticket: bytes | None, payload: bytes | None, attempts: bytes | int = 0, doomed: int = 0
-) -> Entry:
+    entry: bytes, ticket: bytes | None, payload: bytes | None, attempts: bytes | int = 0, doomed: int =
+    0, partial: bytes | None = None,
+) -> Entry:  # fmt: skip
     """Return an entry of a stream from its id (`entry`) and fields, as the server sends them.
 
     `ticket` is field t, `payload` field d (None if missing), `attempts` field a, the failed attempts;
-    `doomed` is 1 if the ticket lost its lease while it ran alone. Raise MalformedMessage for fields that
-    no role writes, with one of four texts: the cause by which they are counted.
+    `doomed` is 1 if the ticket lost its lease while it ran alone; `partial` is field p. Raise
+    MalformedMessage for fields that no role writes, with one of four texts: the cause by which they are
+    counted.
     """
     if ticket is None:
         raise MalformedMessage("no field t, expected a ticket")
@@ -66,7 +70,7 @@ def read_entry(
         raise MalformedMessage("field t is no ticket, such as train:7") from error
     if not _ATTEMPTS.fullmatch(str(attempts) if isinstance(attempts, int) else text(attempts)):
         raise MalformedMessage("field a is no count of attempts, such as 1")
-    return Entry(text(entry), name, payload, int(attempts), bool(doomed))
+    return Entry(text(entry), name, payload, int(attempts), bool(doomed), partial=partial or b"")
 
 
 class EntryReader:
@@ -168,7 +172,7 @@ class WorkStream:
             "STREAMS", self.stream, ">",
         )  # fmt: skip
         taken = [
-            (entry, fields.get(b"t"), fields.get(b"d"), fields.get(b"a", 0))
+            (entry, fields.get(b"t"), fields.get(b"d"), fields.get(b"a", 0), 0, fields.get(b"p"))
             for _, items in reply
             for entry, fields in items
         ]
@@ -300,7 +304,7 @@ class WorkStream:
         or another error of Connection.call.
         """
         try:
-            self._check_size(payload, f"the group of ticket {entry.ticket}")
+            self.check_size(payload, f"the group of ticket {entry.ticket}")
         except ValueTooLarge as error:
             remedy = "lower LEARNER_NUM_GENERATIONS or LEARNER_MAX_COMPLETION_LENGTH"
             log.error(f"Ticket {entry.ticket} is dead: {error}. To avoid this, {remedy}.")
@@ -308,7 +312,7 @@ class WorkStream:
             return False
         return True
 
-    def _check_size(self, payload: bytes, what: str) -> None:
+    def check_size(self, payload: bytes, what: str) -> None:
         """Raise ValueTooLarge, naming `what`, for a payload that run or server does not take.
 
         Raise ServerUnavailable or another error of Connection.call if the server, asked for its limit,
@@ -321,13 +325,14 @@ class WorkStream:
             )
         self._connection.check_size(payload, what)
 
-    def give_back(self, entry: Entry) -> bool:
+    def give_back(self, entry: Entry, partial: bytes = b"") -> bool:
         """Put the entry back at the end of its stream. The attempt does not count as failed.
 
-        Return False if this consumer does not hold the entry. Raise ServerUnavailable or another error
-        of Connection.call.
+        `partial` is what was sampled for the ticket, which passed `check_size`. With b"" the entry keeps
+        what an earlier actor gave back. Return False if this consumer does not hold the entry. Raise
+        ServerUnavailable or another error of Connection.call.
         """
-        return self._put_back(entry, failures=0) >= 0
+        return self._put_back(entry, 0, partial) >= 0
 
     def fail(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
         """Count a failed attempt and put the entry back; after the last attempt bury the ticket.
@@ -336,17 +341,18 @@ class WorkStream:
         buried, False if not, also if this consumer does not hold the entry. Raise ServerUnavailable or
         another error of Connection.call.
         """
-        attempts = self._put_back(entry, failures=1)
+        attempts = self._put_back(entry, 1)
         return attempts >= self.max_attempts and self.bury(entry, purpose, reason)
 
-    def _put_back(self, entry: Entry, failures: int) -> int:
+    def _put_back(self, entry: Entry, failures: int, partial: bytes = b"") -> int:
         """Put the entry back at the end of its stream, with `failures` (0 or 1) more failed attempts.
 
-        Return the failed attempts so far, -1 if this consumer does not hold the entry. If a failure was
-        the last attempt, the entry stays, for `bury`. Raise ServerUnavailable or another error of
+        Without a failure it has `partial` then, or if that is b"" what it had. Return the failed
+        attempts so far, -1 if this consumer does not hold the entry. If a failure was the last attempt,
+        the entry stays, for `bury`. Raise ServerUnavailable or another error of
         Connection.call.
         """
-        args = (self.consumer, entry.id, entry.ticket, failures, self.max_attempts)
+        args = (self.consumer, entry.id, entry.ticket, failures, self.max_attempts, partial)
         return int(self._connection.call("put_back", self._ticket_keys, args))
 
     def bury(self, entry: Entry, purpose: Purpose, reason: str) -> bool:

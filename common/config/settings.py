@@ -149,6 +149,11 @@ class ActorSettings(Section):
     )
     start_timeout_s: float = setting(600.0, "seconds that the engine may take to start", gt=0)
     stall_timeout_s: float = setting(120.0, "seconds without a new token until work is given back", gt=0)
+    grace_s: float = setting(
+        30.0,
+        "seconds from SIGTERM until the platform kills the actor; it hands its work over before",
+        gt=0,
+    )
     episode_workers: int = setting(64, "rollouts with tools, an environment or an agent at a time", ge=1)
     episode_memory_gib: float = setting(
         4.0, "address space of an episode's process in GiB; a quarter in use ends the episode", gt=0

@@ -2,6 +2,7 @@
 
     Ticket       learner  -> actors      one prompt to sample num_generations completions from
     Group        actor    -> rewarders   the rollouts of one ticket
+    PartialGroup actor    -> actors      what is sampled of a group whose actor had to end
     ScoredGroup  rewarder -> learner     a group with its rewards
     Verdict      anyone   -> learner     the end of a ticket that brings no group (filtered, dead)
     Weights      learner  -> actors      a version of the policy: its folder and its hash
@@ -41,7 +42,7 @@ from penstock.common.wire.limits import (
 from penstock.common.wire.plain import brief
 from penstock.common.wire.transcript import Transcript
 
-SCHEMA = 12
+SCHEMA = 13
 """Version of the wire format. Every message carries this number."""
 
 WEIGHTS_FILE = "model.safetensors"
@@ -78,9 +79,10 @@ _POSSIBLE = (
     f"expected log-probabilities in [{LOWEST_LOGPROB:g}, 0]: check the actor's log; lowest, highest:"
 )
 
-FinishReason = Literal["stop", "length", "turns", "template", "environment"]
+FinishReason = Literal["stop", "length", "turns", "template", "environment", "cut"]
 """The end of a rollout: an end token or stop string; the most tokens; the most turns with tool calls; a
-chat template to which no further turn can be added exactly; a broken environment or tool.
+chat template to which no further turn can be added exactly; a broken environment or tool; an actor that
+had to end, so that another one continues the completion.
 """
 _REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 _WRONG_REASON = f"a rollout: expected finish_reason {' or '.join(_REASONS)}; {_RELEASE}; found:"
@@ -169,13 +171,15 @@ class Ticket:
 class Span:
     """A range [start, end) of a completion's tokens, sampled by `version`.
 
-    `hash` is the hash of the weights that the actor had loaded, see Weights.
+    `hash` is the hash of the weights that the actor had loaded, see Weights. `actor` is "" if the actor
+    of the Group sampled the tokens, else the name of the actor before it that did.
     """
 
     version: Version
     start: int
     end: int
     hash: str
+    actor: str = ""
 
 
 _ARRAYS = (("token_ids", "<i4"), ("prompt_ids", "<i4"), ("logprobs", "<f4"), ("mask", "|b1"))
@@ -274,11 +278,14 @@ class Rollout:
     def _check_spans(self) -> None:
         """Raise MalformedMessage unless `spans` cover the tokens where `mask` is True, and no others.
 
-        Each span has at least one token and begins at or after the end of the span before it.
+        Each span has at least one token and begins at or after the end of the span before it. The name
+        of its actor has at most 200 letters, and no lone surrogate.
         """
         covered = np.zeros(len(self.mask), dtype=bool)
         edge = 0
         for span in self.spans:
+            if span.actor:
+                check_names("actor", [span.actor])
             if not edge <= span.start < span.end <= len(covered):
                 wrong = f"a rollout: expected a span within {edge} to {len(covered)}"
                 require(False, f"{wrong}; {_RELEASE}; spans are:", self.spans)
@@ -293,7 +300,10 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of one ticket, by one actor. Raise MalformedMessage if their number is wrong."""
+    """The rollouts of one ticket, handed on by one actor, which may have continued those of others.
+
+    Raise MalformedMessage if their number is wrong, or one is not finished.
+    """
 
     ticket: Ticket
     rollouts: tuple[Rollout, ...]
@@ -302,12 +312,48 @@ class Group:
     def __post_init__(self) -> None:
         """Raise MalformedMessage if the number of rollouts is not the ticket's `num_generations`.
 
-        Raise it too for an `actor` of over 200 letters, or with a lone surrogate.
+        Raise it too if one has the finish reason "cut", and for an `actor` of over 200 letters, or with
+        a lone surrogate.
         """
         check_names("actor", [self.actor])
         found = f"{self.ticket.id}: actor {brief(self.actor)} sent {len(self.rollouts)} rollouts"
         asked = self.ticket.num_generations
         require(len(self.rollouts) == asked, f"{found}, the ticket asks for {asked}; {_RELEASE}")
+        whole = all(one.finish_reason != "cut" for one in self.rollouts)
+        require(whole, f"{found}, one of them cut short, expected whole ones; {_RELEASE}")
+
+
+@dataclass(frozen=True, slots=True)
+class PartialGroup:
+    """What was sampled of a ticket's group when its actor had to end. Another actor continues it.
+
+    `rollouts` has an item per rollout, in the order of their seeds: a finished one, one that was cut
+    short (finish reason "cut"), or None if it has no token yet. For example, of 4 completions with a
+    limit of 1,000 tokens there may be one of 310 that ended with an end token, two of 650 that were cut,
+    and None. Raise MalformedMessage for spans that do not name their actor, or a cut rollout that is no
+    single completion.
+    """
+
+    ticket_id: TicketId
+    rollouts: tuple[Rollout | None, ...]
+
+    def __post_init__(self) -> None:
+        """Raise MalformedMessage unless all of the following holds.
+
+        There are 1 to 65,536 rollouts. Each of their spans names its actor. A cut one has no transcript,
+        no earlier sequences and no prompt of its own, and all of its tokens were sampled.
+        """
+        place = f"the partial group of {TicketId(self.ticket_id)}"
+        size = len(self.rollouts)
+        require(0 < size <= MOST_COMPLETIONS, f"{place} has {size} rollouts, expected 1 or more")
+        for one in filter(None, self.rollouts):
+            spans = [span for sequence in one.sequences for span in sequence.spans]
+            require(
+                all(span.actor for span in spans), f"{place} has a span without its actor; {_RELEASE}"
+            )
+            single = one.transcript is None and len(one.sequences) == 1 and not len(one.prompt_ids)
+            fits = one.finish_reason != "cut" or (single and bool(one.mask.all()))
+            require(fits, f"{place} has a cut rollout that is no single completion; {_RELEASE}")
 
 
 @dataclass(frozen=True, slots=True)

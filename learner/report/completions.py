@@ -2,7 +2,8 @@
 
     step, prompt, completion, advantage, one column per reward      as TRL
     ticket, index, state                                            group, number in it, end state
-    reward, completion_length, finish_reason, staleness_mean, staleness_max, versions, failure, solution
+    reward, completion_length, finish_reason, staleness_mean, staleness_max, versions, actors, failure,
+    solution
     extra                                                           log_extra of the rewards, as JSON
 
 A filtered group has one row: its first completion with rewards, `state` filtered.
@@ -51,8 +52,9 @@ def _trained_row(
     The column `completion` has the messages of a conversation, or the text of a single completion.
     `state` is "failed" if the rollout could not be scored, else "trained". Staleness counts from the
     version before the step: at step 7 a token of version 5 has 1. `versions` says which version sampled
-    which tokens, such as `1.0:0-182 1.1:182-200`; ` | ` stands between sequences. Raise KeyError if a
-    reward has no weight.
+    which tokens, such as `1.0:0-182 1.1:182-200`; ` | ` stands between sequences. `actors` says the same
+    of the actors, of which there are several if one had to end and another continued. Raise KeyError if
+    a reward has no weight.
     """
     ticket, rollout = scored.group.ticket, scored.group.rollouts[index]
     staleness = np.concatenate([token_staleness(one, step - 1) for one in rollout.sequences])
@@ -69,6 +71,7 @@ def _trained_row(
         "staleness_mean": float(staleness.mean()),
         "staleness_max": int(staleness.max()),
         "versions": " | ".join(map(_versions, rollout.sequences)),
+        "actors": " | ".join(_actors(one, scored.group.actor) for one in rollout.sequences),
         "solution": as_text(ticket.columns.get("solution", "")),
         "extra": json.dumps(extra, default=str, skipkeys=True),
     }
@@ -77,6 +80,19 @@ def _trained_row(
 def _versions(sequence: Rollout) -> str:
     """Return which version sampled which tokens of a sequence, such as `1.0:0-182 1.1:182-200`."""
     return " ".join(f"{span.version}:{span.start}-{span.end}" for span in sequence.spans)
+
+
+def _actors(sequence: Rollout, last: str) -> str:
+    """Return which actor sampled which tokens of a sequence, such as `actor-a:0-650 actor-b:650-900`.
+
+    `last` is the actor of the group, which sampled the tokens of spans that name none.
+    """
+    edges: list[tuple[str, int, int]] = []
+    for span in sequence.spans:
+        name = span.actor or last
+        start = edges.pop()[1] if edges and edges[-1][0] == name else span.start
+        edges.append((name, start, span.end))
+    return " ".join(f"{name}:{start}-{end}" for name, start, end in edges)
 
 
 def _conversation(rollout: Rollout) -> str:
@@ -132,7 +148,8 @@ def _row(
         **{name: values[index] for name, values in rewards.items()},
         "reward": None if np.isnan(total) else total, "ticket": ticket, "index": index,
         "state": "filtered", "failure": "", "completion_length": 0, "finish_reason": "",
-        "staleness_mean": None, "staleness_max": None, "versions": "", "solution": "", "extra": "{}",
+        "staleness_mean": None, "staleness_max": None, "versions": "", "actors": "", "solution": "",
+        "extra": "{}",
     }  # fmt: skip
 
 

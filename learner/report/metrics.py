@@ -119,8 +119,8 @@ def group_metrics(
     The step trains `groups`; `arrivals` are the other outcomes since the batch before, and `weights` has
     by reward name the factor in the total. Rewards, lengths and what rewards logged are those of trained
     and filtered groups. trained/ and dropped/ compare the trained groups with those dropped for passing
-    max_staleness. The metrics of `tool_metrics` are added. What has no values is left out, such as the
-    share of cut completions if no group was trained. Raise KeyError if a reward has no weight.
+    max_staleness. The metrics of `tool_metrics` and `_continued` are added. What has no values is left
+    out, such as the share of cut completions without groups. Raise KeyError if a reward has no weight.
     """
     rewards = [group.rewards for group in groups]
     rewards += [verdict.rewards for verdict in arrivals.filtered if verdict.rewards]
@@ -150,7 +150,7 @@ def group_metrics(
         **_averages("trained", groups, weights),
         **_averages("dropped", arrivals.dropped, weights),
         "rewards/unscored": len(failures),
-        **tool_metrics(rollouts),
+        **(tool_metrics(rollouts) | _continued(rollouts)),
     }
     for name in weights:
         found = [value for group in rewards for value in group.get(name, ())]
@@ -159,6 +159,19 @@ def group_metrics(
             metrics[f"rewards/{name}/mean"] = float(np.mean(values))
             metrics[f"rewards/{name}/std"] = float(np.std(values))
     return metrics
+
+
+def _continued(rollouts: Sequence[Rollout]) -> dict[str, int]:
+    """Return how many rollouts an actor continued for one that had to end; {} if none was continued.
+
+    `continued/completions` counts them, `continued/tokens` the tokens that were kept.
+    """
+    kept = [
+        sum(span.end - span.start for one in rollout.sequences for span in one.spans if span.actor)
+        for rollout in rollouts
+    ]
+    count = sum(tokens > 0 for tokens in kept)
+    return {"continued/completions": count, "continued/tokens": sum(kept)} if count else {}
 
 
 def tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -304,6 +304,40 @@ def test_an_aborted_group_samples_no_further_turn(folder: Path, pools: dict[str,
     assert len(engine.asked) == 2
 
 
+class HalfTalkingEngine(TalkingEngine):
+    """Conversation 1 ends with its first turn; the others call a tool."""
+
+    def text_for(self, name: str) -> str:
+        return "." if "#1." in name else super().text_for(name)
+
+
+def test_an_aborted_group_keeps_the_conversations_that_ended(
+    folder: Path, pools: dict[str, EpisodePool]
+) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    engine = HalfTalkingEngine(tokenizer, [call_of("wait", seconds=0.5), "."])
+    ticket = make_ticket(folder, CHATML, SPEC)
+
+    async def talk() -> tuple[Aborted, tuple[Rollout, ...]]:
+        groups = Conversations(engine, make_contract(folder, CHATML, SPEC), folder, pools[""], 16)
+        task = asyncio.create_task(groups.generate("g", ticket))
+        while len(engine.asked) < 2 or not groups.waits_for_tools():
+            await asyncio.sleep(0.01)
+        await groups.abort("g")
+        with pytest.raises(Aborted) as aborted:
+            await task
+        return aborted.value, await groups.generate("h", ticket, aborted.value.partial)
+
+    aborted, rollouts = asyncio.run(asyncio.wait_for(talk(), 60))
+    begun, ended = aborted.partial
+    assert begun is None
+    assert ended is not None
+    assert aborted.lost == len(engine.asked["g#0.0"][1])
+    assert rollouts[1] is ended
+    assert rollouts[0].transcript.turns == 2
+    assert [name for name in engine.asked if name.startswith("h")] == ["h#0.0", "h#0.1"]
+
+
 @pytest.mark.parametrize(
     ("text", "said", "calls"),
     [

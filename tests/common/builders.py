@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from penstock.common.broker.work_stream import WorkStream
 from penstock.common.wire.messages import (
     Delta,
     Group,
+    PartialGroup,
     Rollout,
     Sampling,
     ScoredGroup,
@@ -69,6 +71,15 @@ def make_group() -> Group:
     return Group(make_ticket(), (make_rollout(3), make_rollout(5)), "actor-1")
 
 
+def make_partial() -> PartialGroup:
+    """A finished completion, one that was cut short, and one without a token."""
+    one, two = (
+        replace(each, spans=tuple(replace(span, actor="actor-1") for span in each.spans))
+        for each in (make_rollout(3), make_rollout(5))
+    )
+    return PartialGroup(TicketId.train(7), (one, replace(two, finish_reason="cut"), None))
+
+
 def make_scored() -> ScoredGroup:
     return ScoredGroup(make_group(), {"accuracy": (1.0, None)}, ("12", "13"), "rewarder-1")
 
@@ -84,6 +95,7 @@ def make_messages() -> list[object]:
     return [
         make_ticket(),
         make_group(),
+        make_partial(),
         make_scored(),
         Verdict("train:7", "filtered", "all rewards equal", {"accuracy": (1.0, 1.0)}, (3, 5)),
         Weights(

@@ -22,13 +22,16 @@ STREAMS = (*WORK, *OUTCOMES.values())
 Issued = list[tuple[str, str, bytes]]
 """Tickets to issue: id, version, payload."""
 
+Seen = tuple[int, str, bytes, int, bool, bytes]
+"""An entry as a worker gets it: uid, ticket, payload, attempts, whether it is doomed, partial group."""
+
 
 @dataclass
 class Item:
     """An entry of a stream. `holder` works on it, or did when its lease ran out (`late`).
 
     `attempts` failed in this stage, `before` of them before this entry was added; `alone` says that the
-    holder works on nothing else.
+    holder works on nothing else. `partial` is what an actor sampled of it before it had to end.
     """
 
     uid: int
@@ -39,6 +42,7 @@ class Item:
     late: bool = False
     alone: bool = False
     before: int = 0
+    partial: bytes = b""
 
 
 @dataclass
@@ -124,7 +128,7 @@ class ServerModel:
 
     # Hand-off and leases (rules 13 to 16)
 
-    def take(self, stream: str, consumer: str, count: int) -> list[tuple[int, str, bytes, int, bool]]:
+    def take(self, stream: str, consumer: str, count: int) -> list[Seen]:
         self._ready()
         fresh = [item for item in self.now.streams[stream] if not item.holder][:count]
         for item in fresh:
@@ -139,9 +143,7 @@ class ServerModel:
             item.late = False
         return [item in owned for item in items]
 
-    def reclaim(
-        self, stream: str, consumer: str, count: int, most: int
-    ) -> list[tuple[int, str, bytes, int, bool]]:
+    def reclaim(self, stream: str, consumer: str, count: int, most: int) -> list[Seen]:
         self._ready()
         late = [item for item in self.now.streams[stream] if item.late][:count]
         for item in late:
@@ -167,12 +169,12 @@ class ServerModel:
         self._move(stream, item, destination, payload)
         return True
 
-    def give_back(self, stream: str, consumer: str, uid: int) -> bool:
+    def give_back(self, stream: str, consumer: str, uid: int, partial: bytes) -> bool:
         self._ready()
         item = self._held(stream, consumer, uid)
         if item is None:
             return False
-        self._move(stream, item, stream, item.payload, item.attempts)
+        self._move(stream, item, stream, item.payload, item.attempts, partial or item.partial)
         return True
 
     def fail(self, stream: str, consumer: str, uid: int, most: int) -> int:
@@ -199,24 +201,33 @@ class ServerModel:
     def leave(self) -> None:
         self._ready()
 
-    def _seen(self, item: Item, doomed: bool) -> tuple[int, str, bytes, int, bool]:
-        return item.uid, item.ticket, item.payload, item.attempts, doomed
+    def _seen(self, item: Item, doomed: bool) -> Seen:
+        return item.uid, item.ticket, item.payload, item.attempts, doomed, item.partial
 
     def _held(self, stream: str, consumer: str, uid: int) -> Item | None:
         """The entry if this consumer holds it."""
         item = self.find(stream, uid)
         return item if item is not None and item.holder == consumer else None
 
-    def _put(self, stream: str, ticket: str, payload: bytes, first: str, attempts: int = 0) -> None:
-        item = Item(next(self._uids), ticket, payload, attempts, before=attempts)
+    def _put(
+        self,
+        stream: str,
+        ticket: str,
+        payload: bytes,
+        first: str,
+        attempts: int = 0,
+        partial: bytes = b"",
+    ) -> None:
+        item = Item(next(self._uids), ticket, payload, attempts, before=attempts, partial=partial)
         self.now.streams[stream].append(item)
         self.now.places[ticket] = (stream, item.uid, first)
 
     def _move(
-        self, stream: str, item: Item, destination: str, payload: bytes, attempts: int = 0
-    ) -> None:
+        self, stream: str, item: Item, destination: str, payload: bytes, attempts: int = 0,
+        partial: bytes = b"",
+    ) -> None:  # fmt: skip
         self._drop(stream, item.uid)
-        self._put(destination, item.ticket, payload, self.now.places[item.ticket][2], attempts)
+        self._put(destination, item.ticket, payload, self.now.places[item.ticket][2], attempts, partial)
 
     def _drop(self, stream: str, uid: int) -> None:
         self.now.streams[stream] = [item for item in self.now.streams[stream] if item.uid != uid]

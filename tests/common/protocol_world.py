@@ -149,8 +149,11 @@ class ProtocolWorld(RuleBasedStateMachine):
         now = self.model.now
         for name, (entries, pending) in zip(STREAMS, streams, strict=True):
             holders = {entry.decode(): holder.decode() for entry, holder, _, _ in pending}
-            found = [(f[1].decode(), f[3], holders.pop(i.decode(), "")) for i, f in entries]
-            assert found == [(item.ticket, item.payload, item.holder) for item in now.streams[name]]
+            found = [(f[1].decode(), f[3], holders.pop(i.decode(), ""), *f[7:]) for i, f in entries]
+            assert found == [
+                (item.ticket, item.payload, item.holder, *filter(None, [item.partial]))
+                for item in now.streams[name]
+            ]
             held = [Lease(i.decode(), who.decode(), count) for i, who, _, count in pending]
             late = {one.entry for one in held if one in self.ran_out.get(name, [])}
             assert late == {self.ids[item.uid] for item in now.streams[name] if item.late}
@@ -281,7 +284,7 @@ class ProtocolWorld(RuleBasedStateMachine):
         def received() -> list[tuple]:
             taken.extend(real())
             return [
-                (*known, entry.attempts, entry.doomed)
+                (*known, entry.attempts, entry.doomed, entry.partial)
                 for known, entry in zip(self._known(stream, taken), taken, strict=True)
             ]
 
@@ -426,10 +429,11 @@ class ProtocolWorld(RuleBasedStateMachine):
                 ],
             )
 
-    def _give_back(self, hand: Hand) -> None:
+    def _give_back(self, hand: Hand, sampled: bool = False) -> None:
+        partial = b"partial %d" % next(self.payloads) if sampled else b""
         self._agree(
-            lambda: hand.worker.give_back(hand.entry),
-            lambda: self.model.give_back(hand.stream, hand.worker.consumer, hand.uid),
+            lambda: hand.worker.give_back(hand.entry, partial),
+            lambda: self.model.give_back(hand.stream, hand.worker.consumer, hand.uid, partial),
         )
 
     def _now_ms(self) -> int:

@@ -86,7 +86,7 @@ def arguments_of(command: str, names: dict[str, str], entries: dict[str, str]) -
         found = [entries.get(word, word) for word in args]
         return [
             words[0],
-            f"penstock_3_{words[1]}",
+            f"penstock_4_{words[1]}",
             str(len(keys)),
             *(names[key] for key in keys),
             *found,

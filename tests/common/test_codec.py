@@ -14,6 +14,7 @@ from penstock.common.wire.codec import decode, encode, pack, unpack
 from penstock.common.wire.messages import (
     SCHEMA,
     Group,
+    PartialGroup,
     ScoredGroup,
     Span,
     Ticket,
@@ -23,7 +24,7 @@ from penstock.common.wire.messages import (
 )
 from tests.common.builders import make_group, make_messages, make_rollout, make_span, make_ticket
 
-KINDS = (Ticket, Group, ScoredGroup, Verdict, Weights)
+KINDS = (Ticket, Group, PartialGroup, ScoredGroup, Verdict, Weights)
 LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
 PLAIN = st.recursive(
     LEAVES | st.binary(),

@@ -157,10 +157,10 @@ def test_a_read_that_ends_because_the_server_became_a_replica_is_sent_again(
 # Several calls in one round trip
 
 FUNCTIONS = """#!lua name=tests
-redis.register_function('penstock_3_echo', function(keys, args)
+redis.register_function('penstock_4_echo', function(keys, args)
   return args[1] == 'fail' and redis.call('XLEN', keys[1]) or args[1]
 end)
-redis.register_function('penstock_3_fill', function(keys, args)
+redis.register_function('penstock_4_fill', function(keys, args)
   if redis.call('HEXISTS', keys[2], args[2]) == 1 then return 0 end
   if tonumber(redis.call('GET', keys[1]) or 0) < 1 then return redis.error_reply(args[1]) end
   redis.call('DECR', keys[1])

@@ -82,7 +82,7 @@ def test_a_history_in_which_every_reply_is_lost_once_ends_as_without_losses(
     def lose(verb: str) -> None:
         nonlocal asked
         asked += 1
-        proxy.lose_reply_to(f"penstock_3_{verb}".encode())
+        proxy.lose_reply_to(f"penstock_4_{verb}".encode())
 
     calm = play(Run(connection, Keys(run_name + "-calm")), lambda _: None)
     found = play(lossy_run, lose)
@@ -122,7 +122,7 @@ def test_entries_whose_takeover_was_lost_are_taken_at_once_and_counted_once(
     lossy_run.issue(1)
     lossy_run.actor("dead").take(1)
     other = lossy_run.actor("other")
-    proxy.lose_reply_to(b"penstock_3_reclaim")
+    proxy.lose_reply_to(b"penstock_4_reclaim")
     wait_until(lambda: other.reclaim(1) or proxy.lost, "the lease to run out")
     (entry,) = other.take(1)
     assert (entry.ticket, entry.attempts) == ("train:1", 1)
@@ -135,7 +135,7 @@ def test_groups_handed_off_together_are_there_once_when_a_reply_is_lost(
 ) -> None:
     lossy_run.issue(1, 2, 3)
     finished = [(entry, b"g" * size) for entry in lossy_run.actor().take(3)]
-    proxy.lose_reply_to(b"penstock_3_handoff")
+    proxy.lose_reply_to(b"penstock_4_handoff")
     answers = lossy_run.actor().handoff_all(finished, lossy_run.keys.rollouts)
     if size == 5:  # larger ones go in several pieces, some of which may be lost with the reply
         assert answers == [False] * 3  # all was done when it was sent again

@@ -25,10 +25,12 @@ from penstock.common.wire.messages import (
 )
 from penstock.common.wire.plain import find_fault
 from penstock.common.wire.reward_spec import RewardSpec
+from penstock.common.wire.transcript import Transcript
 from tests.common.builders import (
     V0,
     Run,
     make_group,
+    make_partial,
     make_rollout,
     make_scored,
     make_sharded,
@@ -58,6 +60,12 @@ def changed_sampling(**changes: Any) -> Any:
 
 def changed_rollout(**changes: Any) -> Any:
     return lambda: replace(make_rollout(3), **changes)
+
+
+def changed_partial(**changes: Any) -> Any:
+    """A partial group whose second rollout, which is cut, has these changes."""
+    first, second, _ = make_partial().rollouts
+    return lambda: replace(make_partial(), rollouts=(first, replace(second, **changes)))
 
 
 def changed_scored(**changes: Any) -> Any:
@@ -106,6 +114,15 @@ REFUSED = {
     "a regex of a billion states": changed_sampling(regex="(a{1000}){1000,1000}"),
     "a regex with a count of 900 digits": changed_sampling(regex="a{" + "9" * 900 + "}"),
     "half a character in a regex": changed_sampling(regex=HALF),
+    "a partial group without a rollout": lambda: replace(make_partial(), rollouts=()),
+    "a partial group of no ticket": lambda: replace(make_partial(), ticket_id="train:07"),
+    "tokens of nobody": changed_partial(spans=make_rollout(5).spans),
+    "a cut rollout with a prompt": changed_partial(prompt_ids=np.array([1], "<i4")),
+    "a cut rollout of several turns": changed_partial(transcript=Transcript()),
+    "a cut rollout in a group": lambda: replace(make_group(), rollouts=make_partial().rollouts[:2]),
+    "a long name of an actor in a span": changed_rollout(
+        spans=tuple(replace(span, actor=NAMED_LONG) for span in make_rollout(3).spans)
+    ),
     "a million generations": changed_ticket(num_generations=1_000_000),
     "a negative token in the prompt": changed_ticket(prompt_ids=np.array([1, -1], "<i4")),
     "a prompt of 64 bits": changed_ticket(prompt_ids=np.array([1, 2], "<i8")),

@@ -323,6 +323,24 @@ def test_work_that_is_given_back_keeps_its_attempts_and_runs_alone_no_more(run: 
     assert not reclaimed(worker).doomed
 
 
+def test_what_was_sampled_goes_back_with_the_ticket_until_an_attempt_fails(run: Run) -> None:
+    run.issue(1)
+    first, second = run.actor("first", lease_s=0.02), run.actor("second", lease_s=0.02)
+    assert first.give_back(first.take(1)[0], b"some tokens")
+    (taken,) = first.take(1)
+    assert (taken.partial, taken.payload, taken.attempts) == (b"some tokens", b"ask", 0)
+    late = reclaimed(second)  # the first one is killed
+    assert (late.partial, late.attempts) == (b"some tokens", 1)
+    assert second.give_back(late)
+    (again,) = second.take(1)
+    assert (again.partial, again.attempts) == (b"some tokens", 1)
+    assert second.give_back(again, b"more tokens")
+    (last,) = second.take(1)
+    assert last.partial == b"more tokens"
+    assert not second.fail(last, "train", "refused")
+    assert second.take(1)[0].partial == b""
+
+
 @pytest.mark.parametrize("verb", ["give back", "fail", "bury"])
 def test_only_the_holder_puts_back_or_buries(run: Run, verb: str) -> None:
     run.issue(1)

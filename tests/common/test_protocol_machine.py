@@ -288,9 +288,10 @@ class ProtocolMachine(ProtocolWorld):
         self._work(self._worker_of(["rollouts"], pick), count, filtered)
 
     @precondition(lambda self: self._busy())
-    @rule(pick=PICK)
-    def give_back(self, pick: int) -> None:
-        self._give_back(choose(self._busy(), pick))
+    @rule(pick=PICK, sampled=st.booleans())
+    def give_back(self, pick: int, sampled: bool) -> None:
+        """A worker that has to end, maybe with what it has sampled."""
+        self._give_back(choose(self._busy(), pick), sampled)
 
     @precondition(lambda self: self._busy())
     @rule(pick=WORST, killed=KILLED, late=KILLED)
@@ -397,7 +398,7 @@ def test_work_that_is_given_back_after_its_last_attempt_keeps_its_attempts(
     machine.take(0, 1)
     machine.kill_every_worker(0, 0, marked=True)
     assert machine.hands[-1].entry.doomed
-    machine.give_back(0)
+    machine.give_back(0, sampled=False)
     machine.take(0, 1)
     machine.lose_lease(0, 0, reclaimed=True)
     assert machine.hands[-1].entry.attempts == MOST_ATTEMPTS

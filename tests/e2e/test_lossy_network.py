@@ -43,13 +43,13 @@ def slow(completions, **_):
     return [1.0] * len(completions)
 """
 THREADS = (
-    (b"penstock_3_beat",),
-    (b"penstock_3_renew", b":tickets"),
-    (b"penstock_3_renew", b":rollouts"),
+    (b"penstock_4_beat",),
+    (b"penstock_4_renew", b":tickets"),
+    (b"penstock_4_renew", b":rollouts"),
 )
 LOOPS = (
-    (b"penstock_3_outcomes",), (b"penstock_3_issue",), (b"penstock_3_close",), (b"penstock_3_put",),
-    (b"XREADGROUP", b":tickets"), (b"XREADGROUP", b":rollouts"), (b"penstock_3_handoff", b":scored"),
+    (b"penstock_4_outcomes",), (b"penstock_4_issue",), (b"penstock_4_close",), (b"penstock_4_put",),
+    (b"XREADGROUP", b":tickets"), (b"XREADGROUP", b":rollouts"), (b"penstock_4_handoff", b":scored"),
 )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_a_run_whose_server_refuses_for_a_while_ends_as_any_other(tmp_path, priv
                 network.answer(*patterns, reply=STRANGE)
             site.wait_for(lambda: not network.unanswered, "all refusals to be met")
             assert not any("exit code" in line for line in site.lines)
-            network.answer(b"penstock_3_outcomes", reply=STRANGE)
+            network.answer(b"penstock_4_outcomes", reply=STRANGE)
             assert site.wait(600) == 0, "\n".join(site.lines[-40:])
         finally:
             site.stop()

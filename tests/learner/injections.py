@@ -44,7 +44,7 @@ def write(*words: Argument, stage: Stage = "issued") -> Injection:
 def fcall(name: str, keys: str, *args: Argument, stage: Stage = "issued") -> Injection:
     """A call of a server function; `keys` are their names in a row."""
     named = [f"{{{key}}}" for key in keys.split()]
-    return write("FCALL", f"penstock_3_{name}", len(named), *named, *args, stage=stage)
+    return write("FCALL", f"penstock_4_{name}", len(named), *named, *args, stage=stage)
 
 
 def all_of(*writes: Injection) -> Injection:
@@ -314,10 +314,10 @@ CALLS: dict[str, Injection] = {
     "`put` of other weights": fcall("put", "fence weights", 1, AHEAD),
     "`set_totals` of nonsense": fcall("set_totals", "fence ledger", 1, "issued", "x"),
     "a call with the keys of another run": write(
-        "FCALL", "penstock_3_handoff", 4, "{fence}", "penstock:{{other}}:open", "{tickets}", "{scored}",
+        "FCALL", "penstock_4_handoff", 4, "{fence}", "penstock:{{other}}:open", "{tickets}", "{scored}",
         "{entry}", TRAIN, b"x",
     ),
-    "FUNCTION LOAD": write("FUNCTION", "LOAD", "REPLACE", "#!lua name=penstock_3\n"),
+    "FUNCTION LOAD": write("FUNCTION", "LOAD", "REPLACE", "#!lua name=penstock_4\n"),
     "FUNCTION FLUSH": write("FUNCTION", "FLUSH"),
     "EVAL": write("EVAL", "return redis.call('DEL', KEYS[1])", 1, "{open}"),
     "CONFIG SET maxmemory-policy": write("CONFIG", "SET", "maxmemory-policy", "allkeys-lru"),

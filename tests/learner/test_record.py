@@ -85,6 +85,23 @@ def test_completions_are_tables_by_step_and_come_back_whole(recorder, tmp_path):
     assert rows[0]["versions"] == "1.0:0-3"
 
 
+def test_rows_and_metrics_name_the_actors_of_a_continued_rollout():
+    settings = make_settings()
+    plan = make_plan(settings)
+    spans = [(0, 2), (1, 2), (1, 3)]  # the version changes, then the actor
+    scored = make_group(plan.source.train(TicketId("train:0"), Version(1, 0)), spans=spans)
+    one = scored.group.rollouts[0]
+    first, second, third = one.spans
+    named = (replace(first, actor="gone"), replace(second, actor="gone"), third)
+    whole = replace(scored.group.rollouts[1], spans=(first, second, third))
+    scored = replace(scored, group=replace(scored.group, rollouts=(replace(one, spans=named), whole)))
+    batch = build_batch([scored], plan.reward_weights, 0, settings)
+    rows = completion_rows(1, [scored], [], batch, plan.reward_weights)
+    assert [row["actors"] for row in rows] == ["gone:0-4 actor:4-7", "actor:0-7"]
+    metrics = group_metrics([scored], Arrivals(), plan.reward_weights)
+    assert (metrics["continued/completions"], metrics["continued/tokens"]) == (1, 4)
+
+
 VERDICTS = {
     "dead": Verdict("train:1", "dead", "failed"),
     "of an older contract": Verdict("train:1", "filtered", "no spread", {}, (3, 3)),

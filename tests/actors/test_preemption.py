@@ -1,0 +1,205 @@
+"""What becomes of an actor's work when it has to end: it goes back with its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.actors.partial_groups import Begun, join, kept, read_partial, rest_of, write_partial
+from penstock.common.broker.costs import LOST_TOKENS
+from penstock.common.errors import MalformedMessage
+from penstock.common.wire.codec import encode
+from penstock.common.wire.ids import TicketId
+from penstock.common.wire.messages import PartialGroup, Rollout, Span, Ticket, Version
+from penstock.common.wire.transcript import Transcript
+from tests.actors.conftest import SAMPLING, ActorThread, Run
+from tests.common.builders import make_rollout, make_ticket
+from tests.fake_engine import EOS, FakeEngine
+from tests.helpers import wait_until
+
+StartActor = Callable[..., ActorThread]
+
+LONG = replace(SAMPLING, max_tokens=60)
+TICKET = make_ticket(num_generations=3)
+
+
+def partial_of(a_run: Run) -> bytes:
+    """What lies on the only ticket of the run, whose attempts were not raised; b"" for nothing."""
+    ((_, fields),) = a_run.connection.execute("XRANGE", a_run.keys.tickets, "-", "+")
+    assert fields[b"a"] == b"0"
+    return fields.get(b"p", b"")
+
+
+def preempt(a_run: Run, start_actor: StartActor, ticket: Ticket, **settings: float) -> Begun:
+    """Let an actor sample some tokens of a ticket and end; return what it gave back."""
+    engine = FakeEngine(token_delay_s=0.02)
+    actor = start_actor(engine, **{"grace_s": 0.1} | settings)
+    wait_until(lambda: engine.tokens_generated() > 8 * ticket.num_generations, "some tokens")
+    actor.stop()
+    assert actor.error is None
+    assert a_run.pending() == 0
+    data = partial_of(a_run)
+    return read_partial(data, ticket, episodes=False) if data else ()
+
+
+def test_another_actor_continues_what_one_that_ends_has_sampled(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    ticket = a_run.ticket(0, num_generations=8, sampling=LONG)
+    a_run.issue(ticket)
+    begun = preempt(a_run, start_actor, ticket)
+    assert {one.finish_reason for one in begun if one} >= {"cut"}
+
+    again = preempt(a_run, start_actor, ticket)  # the second one is told to end as well
+    assert sum(len(one.token_ids) for one in again if one) > sum(
+        len(one.token_ids) for one in begun if one
+    )
+
+    start_actor()
+    group = wait_until(lambda: a_run.groups().get("train:0"), "the group")
+    for before, rollout in zip(again, group.rollouts, strict=True):
+        assert before is not None
+        length = len(before.token_ids)
+        assert rollout.token_ids[:length].tolist() == before.token_ids.tolist()
+        assert rollout.logprobs[:length].tobytes() == before.logprobs.tobytes()
+        assert rollout.spans[: len(before.spans)] == before.spans
+        assert rollout.finish_reason == ("stop" if rollout.token_ids[-1] == EOS else "length")
+        if before.finish_reason != "cut":
+            assert len(rollout.token_ids) == length
+        else:
+            assert [span.actor for span in rollout.spans][-1] == ""
+    actors = {span.actor for rollout in group.rollouts for span in rollout.spans}
+    assert len(actors) == 3
+    assert a_run.connection.execute("HGET", a_run.keys.costs, LOST_TOKENS) is None
+
+
+def test_what_is_finished_within_the_grace_period_is_handed_over(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0, sampling=LONG))
+    engine = FakeEngine(token_delay_s=0.01)
+    actor = start_actor(engine, grace_s=60.0)
+    wait_until(lambda: engine.tokens_generated() > 8, "some tokens")
+    actor.stop()
+    assert list(a_run.groups()) == ["train:0"]
+
+
+def test_a_ticket_goes_back_without_tokens_that_are_over_the_limit(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.contract = replace(a_run.contract, largest_group=200)
+    a_run.queue.publish_contract(encode(a_run.contract))
+    a_run.announce(0)
+    ticket = a_run.ticket(0, sampling=LONG)
+    a_run.issue(ticket)
+    assert preempt(a_run, start_actor, ticket) == ()
+    assert int(float(a_run.connection.execute("HGET", a_run.keys.costs, LOST_TOKENS))) > 8
+
+
+@pytest.mark.parametrize("data", [b"junk", encode(PartialGroup(TicketId.train(1), (None,) * 4))])
+def test_a_ticket_with_a_malformed_partial_group_begins_anew(
+    a_run: Run, start_actor: StartActor, capsys: pytest.CaptureFixture[str], data: bytes
+) -> None:
+    a_run.announce(0)
+    a_run.issue(a_run.ticket(0))
+    other = a_run.stream("other")
+    assert other.give_back(other.take(1)[0], data)
+    actor = start_actor()
+    wait_until(lambda: "train:0" in a_run.groups(), "the group")
+    assert all("#" not in request for request in actor.engine.requests)
+    assert "begins anew" in capsys.readouterr().out
+
+
+def cut(length: int = 3, **changes: Any) -> Rollout:
+    """A rollout that another actor was sampling."""
+    one = make_rollout(length)
+    named = tuple(replace(span, actor="actor-1") for span in one.spans)
+    return replace(one, **({"spans": named, "finish_reason": "cut"} | changes))
+
+
+def test_a_partial_group_comes_back_as_it_was() -> None:
+    begun = (cut(), None, cut(5, finish_reason="stop"))
+    unnamed = replace(cut(), spans=make_rollout(3).spans)
+    found = read_partial(write_partial(TICKET, (unnamed, *begun[1:]), "actor-1"), TICKET, False)
+    assert encode(found[0]) == encode(begun[0])
+    assert found[1] is None
+    assert encode(found[2]) == encode(begun[2])
+
+
+OLD = (Span(Version(1, 0), 0, 3, "h", "actor-1"),)
+REFUSED = {
+    "another ticket": (replace(TICKET, id=TicketId.train(8)), cut()),
+    "too many": (TICKET, cut(17)),
+    "nothing left": (TICKET, cut(16)),
+    "too old": (replace(TICKET, version=Version(1, 2), min_step=1), cut(spans=OLD)),
+    "another version": (
+        replace(TICKET, id=TicketId.evaluation(Version(1, 0), 7), purpose="eval", version=Version(1, 0)),
+        cut(),
+    ),
+    "a structure": (replace(TICKET, sampling=replace(TICKET.sampling, regex="[0-9]+")), cut()),
+    "a conversation": (TICKET, cut(finish_reason="stop", transcript=Transcript())),
+    "turns": (TICKET, cut(finish_reason="turns")),
+}
+
+
+@pytest.mark.parametrize(("ticket", "rollout"), REFUSED.values(), ids=REFUSED)
+def test_what_no_actor_gives_back_is_refused(ticket: Ticket, rollout: Rollout) -> None:
+    name = ticket.id if ticket.purpose == "eval" else TICKET.id
+    data = encode(PartialGroup(name, (rollout, None, None)))
+    with pytest.raises(MalformedMessage, match="the partial group of"):
+        read_partial(data, ticket, episodes=False)
+    if ticket is TICKET and rollout.finish_reason != "cut":
+        assert read_partial(data, ticket, episodes=True)
+
+
+def test_another_number_of_rollouts_is_refused() -> None:
+    with pytest.raises(MalformedMessage, match="2 rollouts of 3"):
+        read_partial(encode(PartialGroup(TICKET.id, (None, None))), TICKET, episodes=False)
+
+
+def test_the_rest_has_the_tokens_so_far_as_its_prompt_and_another_seed() -> None:
+    ids, sampling = rest_of(TICKET, 1, cut(5))
+    assert ids.tolist() == [5, 6, 7, 0, 1, 2, 3, 4]
+    assert sampling.max_tokens == 11
+    assert sampling.seed not in range(42, 45)
+    assert rest_of(TICKET, 1, None)[1] == replace(TICKET.sampling, seed=43)
+    assert rest_of(TICKET, 1, cut(6))[1].seed != sampling.seed != rest_of(TICKET, 2, cut(5))[1].seed
+
+
+def test_completions_with_a_structure_are_kept_only_if_they_are_finished() -> None:
+    sampling = replace(TICKET.sampling, choice=("yes", "no"))
+    begun = (cut(), None, cut(finish_reason="stop"))
+    assert kept(begun, sampling) == (None, None, begun[2])
+    assert kept(begun, TICKET.sampling) == begun
+
+
+def spell(ids: np.ndarray) -> str:
+    """Token 0 is a, 1 is b, and so on."""
+    return "".join(chr(ord("a") + token) for token in ids.tolist())
+
+
+@pytest.mark.parametrize(
+    ("stop", "length", "reason"),
+    [
+        ((), 8, "length"),
+        (("zz",), 8, "length"),
+        (("ca",), 4, "stop"),  # tokens 2 and 3, one of each actor
+        (("bcab",), 5, "stop"),
+        (("e",), 8, "stop"),  # the last token
+    ],
+)
+def test_a_stop_string_across_the_break_ends_the_completion(
+    stop: tuple[str, ...], length: int, reason: str
+) -> None:
+    whole = join(cut(3), replace(make_rollout(5), finish_reason="length"), stop, spell)
+    assert spell(whole.token_ids) == "abcabcde"[:length]
+    assert whole.finish_reason == reason
+    assert len(whole.logprobs) == len(whole.mask) == whole.spans[-1].end == length
+    assert [span.actor for span in whole.spans][:2] == ["actor-1"] * 2
+    assert {span.actor for span in whole.spans[2:]} == {""}
