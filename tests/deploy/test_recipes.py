@@ -14,8 +14,10 @@ import pytest
 from dotenv import dotenv_values
 
 import penstock.actors.loop
-from penstock.common.config.command import load
+from penstock.common.config.command import execute_command, load
 from penstock.common.config.role_command import ActorCommand, LearnerCommand
+from penstock.deploy import devices
+from penstock.deploy.up import Up
 from penstock.learner.__main__ import main
 from penstock.learner.start import run_learner
 from tests.actors.fake_actor import make_engine
@@ -79,6 +81,36 @@ def test_a_recipe_resolves_and_says_how_many_steps_it_makes(
     said = capsys.readouterr()
     assert ended.value.code == 0, said.err
     assert re.search(r"steps\W+[1-9]", said.out), said.out
+
+
+def claims_of(recipe: Path) -> list[tuple[list[str], int, str]]:
+    """Of each `penstock up` in a recipe's comment: its flags, and the GPUs and processes below."""
+    text = re.sub(r" \\\n#\s+", " ", recipe.read_text())
+    form = r"penstock up (.*)\n#\n# With (\d+) GPUs? this starts:\n((?:#   \S+ +\S+\n)+)"
+    found = re.findall(form, text)
+    return [(flags.split(), int(count), lines.replace("#   ", "")) for flags, count, lines in found]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipes_comment_says_what_would_be_started(recipe, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    text, claims = recipe.read_text(), claims_of(recipe)
+    name = f"deploy/recipes/{recipe.name}"
+    assert set(re.findall(r"--env-file (\S+\.env)", text)) == {name}
+    assert text.count("this starts:") == len(claims)
+    assert claims or "cpu" in text.lower() or "arithmetic" in recipe.stem
+    for flags, count, lines in claims:
+        monkeypatch.setattr(devices, "visible_gpus", lambda _, n=count: tuple(map(str, range(n))))
+        assert execute_command(Up, "penstock up", [*flags, "--dry-run"]) == 0
+        _, *processes = capsys.readouterr().out.splitlines()
+        assert [one.split()[:2] for one in processes] == [one.split() for one in lines.splitlines()]
+
+
+def test_there_are_recipes_for_one_gpu_for_eight_and_for_several_machines():
+    claims = [claim for recipe in RECIPES for claim in claims_of(recipe)]
+    assert {count for _, count, _ in claims} == {1, 2, 8}
+    assert any("--listen" in flags for flags, _, _ in claims)
+    assert any("--only" in flags for flags, _, _ in claims)
 
 
 def training_variables(recipe: Path, folder: Path, model: Path) -> dict[str, str]:
