@@ -123,7 +123,7 @@ NIGHTLY_TESTS := $(addprefix tests/, e2e/test_two_hosts.py e2e/test_server_loss.
 	actors/test_tensor_parallel.py e2e/test_adapters.py e2e/test_secure_demo.py e2e/test_agents.py e2e/test_openenv_training.py \
 	e2e/test_secrets.py e2e/test_report_page.py e2e/test_demo_screen.py \
 	common/test_protocol_machine.py common/test_tls.py crashes/test_mutants.py \
-	learner/test_chat_formats.py learner/test_injections.py learner/test_loss_options.py \
+	platforms/test_whole_runs.py learner/test_chat_formats.py learner/test_injections.py learner/test_loss_options.py \
 	packaging/test_import_names.py packaging/test_pages.py rewarders/test_attacks.py rewarders/test_generated_golds.py \
 	rewarders/test_packages.py)
 nightly-tests: install

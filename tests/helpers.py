@@ -32,6 +32,13 @@ def wait_until(predicate: Callable[[], Any], what: str, timeout_s: float = 60.0)
         time.sleep(0.01)
 
 
+def free_port() -> int:
+    """A TCP port of loopback where nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def wait_until_written(connection: Connection) -> None:
     """Return when all that was acknowledged is in the server's file, where kill -9 leaves it.
 

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import secrets
-import socket
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from penstock.common.queues import Queues
 from penstock.deploy.__main__ import Penstock
 from tests.e2e.forked import ForkedSite
 from tests.e2e.site import FAKE_PROCFILE, Site
+from tests.helpers import free_port
 from tests.judge import read_records
 
 pytestmark = pytest.mark.e2e
@@ -51,12 +51,6 @@ class Watched:
     marks: dict[str, str]
     command_lines: set[str] = field(default_factory=set)
     said: dict[str, str] = field(default_factory=dict)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def watch_processes(seen: set[str], ended: threading.Event) -> None:

@@ -1,0 +1,67 @@
+{{- /* Labels of an object: (list . "actor"). */ -}}
+{{- define "penstock.labels" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: penstock
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- define "penstock.secret" -}}
+{{ .Values.existingSecret | default (printf "%s-queue" .Release.Name) }}
+{{- end }}
+
+{{- /* What all pods of the run have: no token of the cluster, no variables of other Services. */ -}}
+{{- define "penstock.pod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- end }}
+
+{{- /* The pod of all roles but the rewarder: not root, files of volumes are the group's. */ -}}
+{{- define "penstock.userOfPod" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "penstock.noRights" -}}
+allowPrivilegeEscalation: false
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- /* Where a role finds the queue server, and the run's settings. */ -}}
+{{- define "penstock.environment" -}}
+env:
+  - {name: REDIS_URL_FILE, value: /secret/url}
+envFrom:
+  - configMapRef: {name: {{ .Release.Name }}-run}
+{{- end }}
+
+{{- /* The URL of one user as /secret/url: (list . "actor"). */ -}}
+{{- define "penstock.url" -}}
+name: url
+secret:
+  secretName: {{ include "penstock.secret" (index . 0) }}
+  defaultMode: 0440
+  items: [{key: {{ index . 1 }}.url, path: url}]
+{{- end }}
+
+{{- /* Resources with GPUs: (list resources gpus). */ -}}
+{{- define "penstock.resources" -}}
+{{- $found := deepCopy (index . 0) -}}
+{{- if gt (int (index . 1)) 0 -}}
+{{- $_ := set $found "limits" (merge (dict "nvidia.com/gpu" (index . 1)) ($found.limits | default dict)) -}}
+{{- end -}}
+{{- toYaml $found -}}
+{{- end }}
+
+{{- define "penstock.place" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,199 @@
+"""The Helm chart: linted, rendered, and checked strictly against Kubernetes' and KEDA's schemas."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.common.broker.acl import ROLES, user_name
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import GROUP, Keys
+from penstock.common.config.redis_url import parse_url
+from penstock.common.errors import NEVER_RESTARTED
+from tests.common.builders import Run
+from tests.helpers import AclUsers
+from tests.platforms.checks import DEPLOY, planted
+
+helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
+kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+keda = pytest.importorskip(
+    "cloudcoil.models.keda.v1alpha1", reason="cloudcoil.models.keda is not installed"
+)
+
+CHART = DEPLOY / "helm" / "penstock"
+OLDEST, NEWEST = "1.31", "1.37"
+"""Of the versions of Kubernetes against which the objects are checked; Chart.yaml names the oldest."""
+
+RUN = {"name": "first", "env": {"LEARNER_MODEL": "org/model", "LEARNER_DATASET": "org/questions"}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "a node of eight": {"learner": {"gpus": 6}, "actors": {"gpus": 2}},
+    "no GPU": {"image": "penstock:cpu", "learner": {"gpus": 0}, "actors": {"gpus": 0}},
+    "no KEDA": {"keda": False, "existingSecret": "mine"},
+    "places": {"actors": {"nodeSelector": {"spot": "yes"}, "tolerations": [{"key": "spot"}]}},
+}
+
+
+def render(values: dict[str, Any], chart: Path = CHART) -> list[dict[str, Any]]:
+    """The objects that `helm install first` would send, for values beside those of the chart."""
+    with helm.Chart.load(str(chart)) as loaded:
+        texts = loaded.render({"run": RUN, **values}, name="first", namespace="ml")
+    return [one for text in texts.values() for one in yaml.safe_load_all(text) if one]
+
+
+def check(one: dict[str, Any], *versions: str) -> None:
+    """Raise an error for an object with a field that its kind does not have, or of a wrong type.
+
+    `versions` are those of Kubernetes.
+    """
+    if one["apiVersion"].startswith("keda.sh/"):
+        found = getattr(keda, one["kind"]).model_validate(one)
+        known = found.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        assert known == one, f"KEDA knows no such field in {one['kind']}"
+        return
+    for version in versions:
+        kubernetes.validate(one, version, strict=True)
+
+
+def check_all(chart: Path) -> None:
+    """Raise an error if a chart cannot be rendered, or as `check` for one of its objects."""
+    for one in render({}, chart):
+        check(one, OLDEST)
+
+
+def find(kind: str, name: str, **values: Any) -> dict[str, Any]:
+    (found,) = [
+        one
+        for one in render(values)
+        if one["kind"] == kind and one["metadata"]["name"] == f"first-{name}"
+    ]
+    return found
+
+
+def test_helm_finds_nothing_in_the_chart():
+    found = helm.lint(str(CHART))
+    assert found["errors"] == []
+    assert {one["error"] for one in found["messages"]} <= {"icon is recommended"}
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_every_object_has_the_form_that_kubernetes_and_keda_ask_for(values):
+    objects = render(values)
+    for one in objects:
+        check(one, NEWEST, *([] if values else [OLDEST]))
+    kinds = {one["kind"] for one in objects}
+    assert {"StatefulSet", "Job", "Deployment", "PodDisruptionBudget"} <= kinds
+    assert ("ScaledObject" in kinds) == values.get("keda", True)
+    assert ("Secret" in kinds) == ("existingSecret" not in values)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "text"),
+    [
+        ("learner.yaml", "backoffLimit:", "backofLimit:", "backofLimit"),
+        ("learner.yaml", ', status: "True"', "", "status"),
+        ("queue.yaml", "replicas: 1", "replicas: one", "one"),
+        ("workers.yaml", "terminationGracePeriodSeconds", "gracePeriodSeconds", "gracePeriodSeconds"),
+        ("disruption.yaml", "minAvailable: 1", "minimum: 1", "minimum"),
+        ("scaling.yaml", "maxReplicaCount", "maxReplicas", "KEDA knows no such field"),
+        ("scaling.yaml", "target: {{", "target: 3 # {{", "target"),
+        ("settings.yaml", "{{- end }}", "", "unexpected EOF"),
+    ],
+)
+def test_a_planted_error_is_caught(tmp_path, file, old, new, text):
+    shutil.copytree(CHART, tmp_path / "penstock")
+    planted(CHART / "templates" / file, tmp_path / "penstock" / "templates", old, new)
+    with pytest.raises(Exception, match=text):  # of Helm, of a schema, or of the comparison above
+        check_all(tmp_path / "penstock")
+
+
+@pytest.mark.parametrize(
+    "values", [{"actors": {"maximum": 3}}, {"learner": {"gpus": "two"}}, {"run": {"name": "a b"}}]
+)
+def test_misspelt_values_are_refused(values):
+    with pytest.raises(helm.HelmValuesError), helm.Chart.load(str(CHART)) as chart:
+        chart.validate_schema(values)
+
+
+def test_the_job_is_not_repeated_after_the_exit_codes_that_say_so():
+    rules = find("Job", "learner")["spec"]["podFailurePolicy"]["rules"]
+    (codes,) = [rule["onExitCodes"]["values"] for rule in rules if rule["action"] == "FailJob"]
+    assert set(codes) == NEVER_RESTARTED
+    assert codes == sorted(codes), "Kubernetes wants them in order"
+
+
+def test_each_pod_sees_its_own_users_url_and_only_the_rewarder_is_root():
+    secret = find("Secret", "queue")["stringData"]
+    for role in ROLES:
+        assert parse_url(secret[f"{role}.url"]).username == user_name("first", role)
+    pods = {
+        "operator": find("StatefulSet", "queue"),
+        "learner": find("Job", "learner"),
+        "actor": find("Deployment", "actor"),
+        "rewarder": find("Deployment", "rewarder"),
+    }
+    for role, one in pods.items():
+        pod = one["spec"]["template"]["spec"]
+        (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "url"]
+        assert volume["secret"]["items"] == [{"key": f"{role}.url", "path": "url"}]
+        user = pod["securityContext"]["runAsUser"]
+        assert (user, pod["securityContext"].get("runAsNonRoot")) == (
+            (0, None) if role == "rewarder" else (10001, True)
+        )
+        for container in pod["containers"]:
+            assert "privileged" not in container["securityContext"]
+            assert "add" not in container["securityContext"].get("capabilities", {})
+
+
+def triggers(role: str, run: str) -> dict[str, dict[str, str]]:
+    """By name, the metadata of the triggers by which KEDA scales a role of a run."""
+    scaled = find("ScaledObject", role, run={**RUN, "name": run})["spec"]
+    assert scaled["advanced"]["scalingModifiers"]["formula"] == "lag + pending"
+    return {one["name"]: one["metadata"] for one in scaled["triggers"]}
+
+
+def work(reader: Connection, role: str, run: str) -> int:
+    """What KEDA reads for a role by its redis-streams scaler, as a user with a reader's rights.
+
+    With lagCount that is the group's lag of XINFO GROUPS, -1 for nil. With pendingEntriesCount it is the
+    count of XPENDING.
+    """
+    asked = triggers(role, run)
+    assert "lagCount" in asked["lag"]
+    assert "pendingEntriesCount" in asked["pending"]
+    groups = reader.execute("XINFO", "GROUPS", asked["lag"]["stream"])
+    (lag,) = [one[b"lag"] for one in groups if one[b"name"].decode() == asked["lag"]["consumerGroup"]]
+    pending = asked["pending"]
+    count = reader.execute("XPENDING", pending["stream"], pending["consumerGroup"])
+    return (-1 if lag is None else lag) + count["pending"]
+
+
+def test_keda_reads_the_open_work_of_each_stage_also_where_the_server_knows_no_lag(
+    acl_users: AclUsers, keys: Keys, run_name: str
+) -> None:
+    run = Run(acl_users.operator, keys)
+    assert work(acl_users.reader, "actor", run_name) == 0
+    run.issue(1, 2, 3, 4, 5)
+    assert work(acl_users.reader, "actor", run_name) == 5
+    actor = run.actor()
+    held = actor.take(2)
+    assert work(acl_users.reader, "actor", run_name) == 5, "a ticket that an actor holds is work"
+    run.issue(4, payload=b"of another contract")  # deletes an entry that nobody has read
+    assert work(acl_users.reader, "actor", run_name) == -1 + 2, "nil, and what actors hold keeps them"
+    held += actor.take(10)
+    assert work(acl_users.reader, "actor", run_name) == 5, "the lag is known again"
+    for entry in held:
+        assert actor.handoff(entry, keys.rollouts, b"group")
+    assert work(acl_users.reader, "actor", run_name) == 0
+    assert work(acl_users.reader, "rewarder", run_name) == 5
+
+
+def test_the_triggers_name_the_keys_of_the_run() -> None:
+    for role, stream in (("actor", Keys("a.b").tickets), ("rewarder", Keys("a.b").rollouts)):
+        for metadata in triggers(role, "a.b").values():
+            assert (metadata["stream"], metadata["consumerGroup"]) == (stream, GROUP)
+            assert metadata["address"] == "first-queue.ml.svc:6379"
