@@ -185,7 +185,7 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
 def test_a_run_on_slurm_loses_nothing_when_an_element_is_queued_again(
     tmp_path: Path, commands: Path, slurm: Slurm
 ) -> None:
-    site = Site(tmp_path, FAKE_PROCFILE, LEARNER_MAX_STEPS="40", FAKE_TOKEN_DELAY_S="0.4")
+    site = Site(tmp_path, FAKE_PROCFILE, LEARNER_MAX_STEPS="80", FAKE_TOKEN_DELAY_S="0.4")
     variables = site.variables | {
         "PATH": f"{commands}:{BIN}:{os.environ['PATH']}",
         "PENSTOCK_HOST": "127.0.0.1",
@@ -210,11 +210,11 @@ def test_a_run_on_slurm_loses_nothing_when_an_element_is_queued_again(
         wait_until(lambda: slurm.jobs().get(f"{array}_2") == "PENDING", "the element in the queue")
         wait_until(lambda: f"{array}_3" not in slurm.jobs(), "the end of the cancelled element")
         wait_until(lambda: slurm.jobs().get(f"{short}_4") == "PENDING", "the end of its time", 300)
-        assert site.steps() < 40, "its actor was told to stop during the run"
+        assert site.steps() < 80, "its actor was told to stop during the run"
         wait_until((site.run_folder / "slurm" / "ended").exists, "the run's end", 1200)
         wait_until(lambda: not slurm.jobs(), "the end of all jobs, after two minutes in the queue", 900)
     except AssertionError as error:
         logs = "\n".join(path.read_text()[-2000:] for path in sorted(tmp_path.glob("*.log")))
         raise AssertionError(f"{error}\n{slurm.jobs()}\n{logs}") from error
     assert judge(site.run_folder)["faults"] == []
-    assert site.steps() == 40
+    assert site.steps() == 80
