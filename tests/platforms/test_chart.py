@@ -15,8 +15,9 @@ from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.config.redis_url import parse_url
 from penstock.common.errors import NEVER_RESTARTED
 from tests.common.builders import Run
-from tests.helpers import AclUsers
-from tests.platforms.checks import DEPLOY, planted
+from tests.helpers import AclUsers, free_port
+from tests.platforms.checks import BIN, DEPLOY, planted, run
+from tests.platforms.test_containers import connect, queue_server
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
 kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
@@ -149,6 +150,33 @@ def test_each_pod_sees_its_own_users_url_and_only_the_rewarder_is_root():
             assert "add" not in container["securityContext"].get("capabilities", {})
 
 
+def test_the_learners_first_container_gives_the_users_the_passwords_of_the_secret(tmp_path):
+    place = f"127.0.0.1:{free_port()}"
+    (tmp_path / "operator").mkdir(mode=0o700)
+    (tmp_path / "users").mkdir()
+    for key, value in find("Secret", "queue")["stringData"].items():
+        file = tmp_path / "operator" / key
+        file.write_text(value.replace("first-queue:6379", place))
+        file.chmod(0o440)
+    (first,) = find("Job", "learner")["spec"]["template"]["spec"]["initContainers"]
+    words = [
+        word.replace("/operator/", f"{tmp_path}/operator/").replace("/users", f"{tmp_path}/users")
+        for word in (*first["command"], *first["args"])
+    ]
+    url_file = tmp_path / "operator" / "operator.url"
+    with queue_server(tmp_path, url_file):
+        connect(url_file.read_text())
+        variables = {
+            "REDIS_URL_FILE": str(url_file),
+            "RUN_NAME": "first",
+            "PATH": f"{BIN}:/usr/bin:/bin",
+        }
+        done = run(*words, **variables)
+        assert done.returncode == 0, done.stderr
+        for role in ROLES:
+            connect((tmp_path / "operator" / f"{role}.url").read_text()).execute("PING")
+
+
 def triggers(role: str, run: str) -> dict[str, dict[str, str]]:
     """By name, the metadata of the triggers by which KEDA scales a role of a run."""
     scaled = find("ScaledObject", role, run={**RUN, "name": run})["spec"]
@@ -175,14 +203,14 @@ def work(reader: Connection, role: str, run: str) -> int:
 def test_keda_reads_the_open_work_of_each_stage_also_where_the_server_knows_no_lag(
     acl_users: AclUsers, keys: Keys, run_name: str
 ) -> None:
-    run = Run(acl_users.operator, keys)
+    own = Run(acl_users.operator, keys)
     assert work(acl_users.reader, "actor", run_name) == 0
-    run.issue(1, 2, 3, 4, 5)
+    own.issue(1, 2, 3, 4, 5)
     assert work(acl_users.reader, "actor", run_name) == 5
-    actor = run.actor()
+    actor = own.actor()
     held = actor.take(2)
     assert work(acl_users.reader, "actor", run_name) == 5, "a ticket that an actor holds is work"
-    run.issue(4, payload=b"of another contract")  # deletes an entry that nobody has read
+    own.issue(4, payload=b"of another contract")  # deletes an entry that nobody has read
     assert work(acl_users.reader, "actor", run_name) == -1 + 2, "nil, and what actors hold keeps them"
     held += actor.take(10)
     assert work(acl_users.reader, "actor", run_name) == 5, "the lag is known again"
