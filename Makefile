@@ -119,7 +119,7 @@ benchmarks: install trl
 	$(BIN)/python -m benchmarks.gpu --tiny --parts names learner mfu together turns TRL
 
 # The tests that are longer with NIGHTLY=1, or need other packages. Most wait for processes and leases.
-NIGHTLY_TESTS := $(addprefix tests/, e2e/test_two_hosts.py e2e/test_server_loss.py e2e/test_two_ranks.py \
+NIGHTLY_TESTS := $(addprefix tests/, e2e/test_two_hosts.py e2e/test_elastic.py e2e/test_server_loss.py e2e/test_two_ranks.py \
 	actors/test_tensor_parallel.py e2e/test_adapters.py e2e/test_secure_demo.py e2e/test_agents.py e2e/test_openenv_training.py \
 	e2e/test_secrets.py e2e/test_report_page.py e2e/test_demo_screen.py \
 	common/test_protocol_machine.py common/test_tls.py crashes/test_mutants.py \

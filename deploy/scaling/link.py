@@ -58,13 +58,14 @@ class ScaleLink:
 
     def _work(self) -> None:
         """Look every second until the context ends, then remove the sign."""
-        while not self._ended.wait(_EVERY_S):
+        while not self._ended.is_set():
             try:
                 self._look()
             except (ConfigError, ServerUnavailable) as error:
                 self._forget(error)
             except PenstockError as error:
                 self._say(error)
+            self._ended.wait(_EVERY_S)
         if self._connection is not None:
             with contextlib.suppress(PenstockError):  # the sign is old in a few seconds
                 Scale(self._connection, self._keys).leave(self.name)
