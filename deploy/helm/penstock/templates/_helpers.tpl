@@ -35,6 +35,7 @@ capabilities: {drop: [ALL]}
 {{- define "penstock.environment" -}}
 env:
   - {name: REDIS_URL_FILE, value: /secret/url}
+  - {name: ACTOR_GRACE_S, value: {{ .Values.actors.graceS | quote }}}
 envFrom:
   - configMapRef: {name: {{ .Release.Name }}-run}
 {{- end }}
