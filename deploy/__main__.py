@@ -15,6 +15,7 @@ from penstock.deploy.profile import Profile
 from penstock.deploy.replay import Replay
 from penstock.deploy.report.command import Plot, Report
 from penstock.deploy.samples import Samples
+from penstock.deploy.scaling.autoscale import Autoscale
 from penstock.deploy.smollm2 import ConvertSmolLM2
 from penstock.deploy.try_reward import TryReward
 from penstock.deploy.up import Up
@@ -41,6 +42,9 @@ class Penstock(CommandGroup):
         description="answer held-out questions: pass@1, avg@k, maj@k"
     )
     samples: CliSubCommand[Samples] = Field(description="show completions: best, worst, truncated, ...")
+    autoscale: CliSubCommand[Autoscale] = Field(
+        description="as many actors as keep the learner from waiting"
+    )
     profile: CliSubCommand[Profile] = Field(description="where the time of a run's steps went")
     report: CliSubCommand[Report] = Field(
         description="a run, or two side by side, as one HTML file: curves, samples, audit"

@@ -1,0 +1,174 @@
+"""`penstock autoscale`: as many actors as keep the learner from waiting, by the waits that are measured.
+
+    the learner waits too much      more actors, at once as many as the wait suggests
+    it does not                     half the way down to the largest number that was too small
+    no number is left between       stay
+
+A number that was too small is not tried again while the load lasts: until the learner would take a fifth
+fewer tokens per second than then, and no more than that number made. If it is tried again for nothing,
+the load has to fall by another fifth. So the search ends, and two numbers do not alternate.
+
+Example: --min 1 --max 8, and 3 actors are enough. From 1 the learner waits 60% of each step, which
+suggests 3. With 3 it waits 5%. 2 are tried, are too few, and 3 stay.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from pydantic import Field, model_validator
+
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.process_signs import LearnerProgress
+from penstock.common.broker.scale import Scale
+from penstock.common.errors import RunNotReady, ServerUnavailable
+from penstock.common.monitor.overview import Overview, read_overview
+from penstock.common.queues import QueueCommand
+from penstock.common.role import stop_on_signals
+from penstock.deploy.devices import ACTOR
+
+_LOOK_EVERY_S = 1.0
+_MEAN_STEPS = 5
+"""Steps whose means a LearnerProgress has."""
+_LOOKS, _RATES = 10, 60
+"""Looks, one per second, of whose waits a decision takes the mean, and the most of whose rates."""
+_SAME_LOAD = 0.8
+_LEAST_BUSY = 0.05
+
+
+@dataclass(slots=True)
+class Rule:
+    """Which number of actors to try next, from `least` to `most`, so that the wait is below `target`.
+
+    `too_small` has numbers that were tried and too small, each with the load from which on it is so.
+    """
+
+    least: int
+    most: int
+    target: float
+    too_small: dict[int, float] = field(default_factory=dict)
+    tried_again: int = 0
+
+    def next(self, actors: int, wait: float, load: float) -> int:
+        """Return the number to try after `actors`, or `actors` to stay.
+
+        `wait` is the learner's share of waiting, 0 to 1. `load` is how many tokens per second the
+        learner would take if it never waited.
+        """
+        if wait >= self.target:
+            enough = load * min(_SAME_LOAD, (1 - wait) / (1 - self.target))
+            lowered = _SAME_LOAD if actors == self.tried_again else 1.0
+            self.too_small[actors] = lowered * min(enough, self.too_small.get(actors, load))
+            wanted = actors * (1 - self.target) / max(1 - wait, _LEAST_BUSY)
+            return min(self.most, max(self.least, actors + 1, math.ceil(wanted)))
+        if actors > self.most:
+            return self.most
+        known = [n for n, then in self.too_small.items() if n < actors and load >= then]
+        fewer = max(self.least, (max(known, default=self.least - 1) + actors + 1) // 2)
+        self.tried_again = fewer if fewer < actors and fewer in self.too_small else 0
+        return fewer
+
+
+class Measuring:
+    """Lets `rule` decide, each time that the wait with the present number of actors is known.
+
+    Steps that began with other actors do not count, nor do those whose groups were asked for then. A
+    wait that is a little above the target counts if two measures in a row have it.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._present: tuple[int, int] | None = None  # actors of `penstock up`, and all that have joined
+        self._from_step = 0
+        self._waits: list[float] = []
+        self._rates: deque[float] = deque(maxlen=_RATES)  # of all actors together: these vary most
+        self._was_over = False
+
+    def look(self, actors: int, rates: Sequence[float], progress: LearnerProgress) -> int | None:
+        """Return the number of actors to ask for after a look at the run, None to go on as before.
+
+        `actors` is how many `penstock up` keeps running. `rates` has the tokens per second of each actor
+        that has joined.
+        """
+        if self._present != (actors, len(rates)) or len(rates) < actors:
+            self._present = (actors, len(rates))
+            self._from_step = progress.step + _MEAN_STEPS + 1 + math.ceil(progress.staleness)
+            self._waits, self._was_over = [], False
+            self._rates.clear()
+        self._rates.append(sum(rates))
+        if progress.step < self._from_step or progress.step_s <= 0:
+            return None
+        self._waits.append(min(1.0, progress.wait_s / progress.step_s))
+        return self._decide(actors) if len(self._waits) >= _LOOKS else None
+
+    def _decide(self, actors: int) -> int | None:
+        """Return the rule's number for the mean of the waits, which are then forgotten; None to stay."""
+        wait, rate = fmean(self._waits), fmean(self._rates)
+        self._waits = []
+        is_over = wait >= self._rule.target
+        unsure = is_over and not self._was_over and wait < 2 * self._rule.target
+        self._was_over = is_over
+        wanted = self._rule.next(actors, wait, rate / max(1 - wait, _LEAST_BUSY))
+        return None if unsure or wanted == actors else wanted
+
+
+class Autoscale(QueueCommand):
+    """Keep as many actors as the learner needs under `penstock up`, until the run ends or Ctrl-C.
+
+    The smallest number from --min to --max is looked for whose wait is below the target.
+    """
+
+    least: int = Field(1, ge=1, validation_alias="min", description="fewest actors")
+    most: int = Field(..., ge=1, validation_alias="max", description="most actors")
+    target_wait: float = Field(
+        0.1, gt=0, lt=1, description="share of each step that the learner may wait for groups"
+    )
+    host: str = Field("", description="host or name of the `penstock up`, if there are several")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Autoscale":
+        """Return self. Raise ValueError if --min is above --max."""
+        if self.least > self.most:
+            raise ValueError(f"--min {self.least} is above --max {self.most}: expected at most that")
+        return self
+
+    def ask(self, connection: Connection) -> int:
+        """Look at the run each second, and ask for actors; return 0 at its end, or when told to stop.
+
+        Print a line for each change. Raise ConfigError without the one `penstock up`, or without the
+        right to ask, and ServerUnavailable if the server goes away before the run's last step.
+        """
+        measuring = Measuring(Rule(self.least, self.most, self.target_wait))
+        scale, stopping = Scale(connection, Keys(self.run.name)), stop_on_signals()
+        made_all = False
+        while not stopping.wait(_LOOK_EVERY_S):
+            try:
+                now = read_overview(connection, self.run.name)
+                if now.state == "ended":
+                    break
+                if now.progress:
+                    made_all = now.progress.step >= now.progress.steps
+                    self._look(scale, measuring, now, now.progress)
+            except RunNotReady:
+                continue  # the learner starts
+            except ServerUnavailable:
+                if made_all:
+                    break
+                raise
+        return 0
+
+    def _look(
+        self, scale: Scale, measuring: Measuring, now: Overview, progress: LearnerProgress
+    ) -> None:
+        """Ask for another number of actors if it is time to. Raise as `ask`."""
+        name = scale.choose(self.host, ACTOR)
+        actors = scale.running()[name].processes[ACTOR]
+        rates = [one.rate for one in now.running(ACTOR).values()]
+        wanted = measuring.look(actors, rates, progress)
+        if wanted is not None and wanted != scale.wishes(name).get(ACTOR):
+            share = progress.wait_s / max(progress.step_s, progress.wait_s, 1e-9)
+            print(f"{name}: {actors} -> {wanted} actors, as the learner waits {share:.0%}.", flush=True)
+            scale.wish(name, ACTOR, wanted)

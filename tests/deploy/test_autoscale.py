@@ -1,0 +1,197 @@
+"""`penstock autoscale`: its rule, and what it does in a simulated run, whose clock is made."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+import threading
+from collections import Counter, deque
+
+import pytest
+
+from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.process_signs import LearnerProgress, WorkerSign, server_time_ms, write_sign
+from penstock.common.broker.scale import Scale
+from penstock.common.config.command import build, execute_command
+from penstock.common.errors import ConfigError
+from penstock.deploy.__main__ import Penstock
+from penstock.deploy.scaling import autoscale
+from penstock.deploy.scaling.autoscale import Autoscale, Measuring, Rule
+from tests.common.builders import Run
+
+GROUPS, STALENESS, TOKENS_PER_S, START_S = 8, 2, 100, 15.0
+
+
+class Simulation:
+    """A run in made time: a step of 8 groups takes the learner `update_s`, a group an actor `group_s`.
+
+    The times of groups are lognormal. `asked` actors run, of which a new one needs 15 s to start.
+    """
+
+    def __init__(self, update_s: float, group_s: float, asked: int, seed: int = 1) -> None:
+        self.update_s, self.group_s, self.asked = update_s, group_s, asked
+        self.now = 0.0
+        self._random = random.Random(seed)
+        self._joins = [0.0] * asked  # by actor, when it joins
+        self._ends: list[tuple[float, int, float]] = []  # of groups in work: when, actor, tokens
+        self._scored = 0
+        self._free_at, self._asked_at = 0.0, 0.0  # when the learner is free, and when it began to wait
+        self._steps: deque[tuple[float, float]] = deque(maxlen=5)  # seconds and wait of each
+        self._made: deque[tuple[float, int, float]] = deque()  # of the groups that ended
+        self.step = 0
+        self.waits: list[tuple[float, float]] = []
+
+    def run_to(self, time: float) -> None:
+        """Let time pass."""
+        while self.now < time:
+            self._joins = self._joins[: self.asked]
+            self._joins += [self.now + START_S] * (self.asked - len(self._joins))
+            self._begin_groups()
+            self._train()
+            ends = self._ends[0][0] if self._ends else math.inf
+            free = self._free_at if self._free_at > self.now else math.inf
+            joins = min((one for one in self._joins if one > self.now), default=math.inf)
+            self.now = min(time, ends, free, joins)
+            while self._ends and self._ends[0][0] <= self.now:
+                self._made.append(heapq.heappop(self._ends))
+                self._scored += 1
+
+    def _begin_groups(self) -> None:
+        """Give each actor that waits a ticket, as far as the learner's staleness allows."""
+        busy = {actor for _, actor, _ in self._ends}
+        for actor, joined in enumerate(self._joins):
+            is_allowed = len(self._ends) + self._scored < (STALENESS + 1) * GROUPS
+            if is_allowed and joined <= self.now and actor not in busy:
+                lasts = self.group_s * self._random.lognormvariate(-0.125, 0.5)
+                heapq.heappush(self._ends, (self.now + lasts, actor, TOKENS_PER_S * lasts))
+
+    def _train(self) -> None:
+        """Begin an Update if the learner is free and has the groups."""
+        if self.now >= self._free_at and self._scored >= GROUPS:
+            self._scored -= GROUPS
+            wait = self.now - self._free_at
+            self._free_at = self.now + self.update_s
+            self._steps.append((wait + self.update_s, wait))
+            self.waits.append(self._steps[-1])
+            self.step += 1
+
+    def look(self) -> tuple[list[float], LearnerProgress]:
+        """The rates of the actors that have joined, in the last 2 s, and the learner's progress."""
+        while self._made and self._made[0][0] < self.now - 2:
+            self._made.popleft()
+        joined = sum(one <= self.now for one in self._joins)
+        rates = [sum(made for _, by, made in self._made if by == n) / 2 for n in range(joined)]
+        count = max(1, len(self._steps))
+        step_s, wait_s = (
+            (sum(values) / count for values in zip(*self._steps, strict=True)) if self._steps else (0, 0)
+        )
+        progress = LearnerProgress(
+            0, self.step, 9999, (), (), (), 1.0, step_s, wait_s, 1.0, GROUPS, GROUPS
+        )  # fmt: skip
+        return rates, progress
+
+
+def right_number(update_s: float, group_s: float, target: float, most: int) -> int:
+    """The smallest number of actors whose wait, measured over half an hour, is below the target."""
+    for actors in range(1, most):
+        run = Simulation(update_s, group_s, actors, seed=7)
+        run.run_to(1800)
+        seconds, waits = (sum(values) for values in zip(*run.waits[20:], strict=True))
+        if waits / seconds < target:
+            return actors
+    return most
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_finds_the_smallest_number_within_three_minutes_of_a_change_and_stays(seed: int) -> None:
+    """The learner is slowed, then fast again; then answers get longer."""
+    run, measuring = Simulation(4.0, 1.0, 1, seed), Measuring(Rule(1, 8, 0.1))
+    for update_s, group_s in ((4.0, 1.0), (10.0, 1.0), (4.0, 1.0), (4.0, 2.0), (4.0, 1.6)):
+        run.update_s, run.group_s = update_s, group_s
+        right = right_number(update_s, group_s, 0.1, 8)
+        changed_at, asked = run.now, [run.asked]
+        for second in range(1, 901):
+            run.run_to(changed_at + second)
+            rates, progress = run.look()
+            wanted = measuring.look(run.asked, rates, progress)
+            if wanted is not None:
+                run.asked = wanted
+                asked.append(wanted)
+            if second >= 180:
+                assert abs(run.asked - right) <= 1, (update_s, group_s, second, asked, right)
+        assert right <= run.asked <= right + 1, (update_s, group_s, asked, right)
+        steps = Counter(itertools.pairwise(asked))
+        assert max(steps.values(), default=0) <= 2, asked  # chance may bring it back once, no more
+
+
+def test_it_jumps_to_what_the_wait_suggests_and_halves_the_way_down() -> None:
+    rule = Rule(1, 8, 0.1)
+    assert rule.next(1, 0.7, load=100) == 3
+    assert rule.next(3, 0.12, load=100) == 4
+    assert rule.next(4, 0.02, load=100) == 4  # 3 was too small
+    assert rule.next(4, 0.02, load=79) == 3  # with a fifth less load 3 may be enough, and not 1
+    assert rule.next(4, 0.02, load=33) == 2  # nor need 1 be too few with a third
+    assert rule.next(2, 0.5, load=33) == 4
+    assert rule.next(4, 0.02, load=33) == 3
+    assert rule.next(8, 0.9, load=500) == 8
+    assert rule.next(2, 0.99, load=900) == 8
+
+
+def test_the_bounds_hold_also_for_a_number_that_was_set_by_hand() -> None:
+    assert Rule(2, 4, 0.1).next(9, 0.0, load=1) == 4
+    assert Rule(2, 4, 0.1).next(1, 0.0, load=1) == 2
+    assert Rule(2, 4, 0.1).next(0, 0.0, load=1) == 2
+    assert Rule(2, 4, 0.1).next(2, 0.0, load=1) == 2
+    with pytest.raises(ConfigError, match="--min 3 is above --max 2"):
+        build(Autoscale, {"min": 3, "max": 2})
+
+
+def progress(step: int, wait_s: float) -> LearnerProgress:
+    return LearnerProgress(0, step, 99, (), (), (), 1.0, 1.0, wait_s, 1.0, 8, 8)
+
+
+def test_steps_and_waits_from_before_a_change_do_not_count() -> None:
+    measuring = Measuring(Rule(1, 8, 0.1))
+    assert [measuring.look(1, [5.0], progress(step, 0.7)) for step in range(16)] == [None] * 16
+    assert measuring.look(1, [5.0], progress(16, 0.7)) == 3
+    assert {measuring.look(3, [5.0], progress(step, 0.7)) for step in range(17, 50)} == {
+        None
+    }  # they start
+    assert [measuring.look(3, [5.0] * 3, progress(step, 0.11)) for step in range(50, 76)] == [None] * 26
+    assert measuring.look(3, [5.0] * 3, progress(76, 0.11)) == 4  # a little too much, twice in a row
+
+
+def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
+    connection: Connection, keys: Keys, run_name: str, queue_server: LocalServer,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(autoscale, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(autoscale, "stop_on_signals", threading.Event)
+    monkeypatch.setenv("REDIS_URL", queue_server.url)
+    monkeypatch.setenv("RUN_NAME", run_name)
+    Run(connection, keys)
+    scale = Scale(connection, keys)
+    scale.tell("one-1", "one", {"actor": 1})
+
+    def play() -> None:
+        """The learner's steps, of which it waits 70%, until the wish, then the end."""
+        for step in range(100_000):
+            now = server_time_ms(connection)
+            write_sign(
+                connection, keys.processes, "a", WorkerSign("actor", "one", now, "", "", 1.0, 9.0)
+            )
+            write_sign(connection, keys.processes, "learner", progress(step, 0.7))
+            if scale.wishes("one-1"):
+                break
+        connection.execute("SET", keys.state, "ended")
+
+    playing = threading.Thread(target=play)
+    playing.start()
+    assert execute_command(Penstock, "penstock", ["autoscale", "--max", "8"]) == 0
+    playing.join()
+    assert scale.wishes("one-1") == {"actor": 3}
+    assert capsys.readouterr().out == "one-1: 1 -> 3 actors, as the learner waits 70%.\n"
