@@ -127,7 +127,7 @@ class DevicePlan:
             self.commands[LEARNER] = many
 
     def take(self, name: str) -> Devices | None:
-        """Return the devices of the process `name`, which are then no longer free.
+        """Return the devices of the process `name`, which keeps them also for a later start.
 
         Return None if not enough are free for an actor. Return () for a process that needs none.
         """
@@ -148,10 +148,6 @@ class DevicePlan:
             limit = threads if role_of(one.name) in (LEARNER, ACTOR) else 0
             lines.append(f"{one.name:<12}{gpus:<18} {limit or 'all':<8}{one.command}")
         return "\n".join(lines)
-
-    def give_back(self, name: str) -> None:
-        """Make the devices free that `take` gave to the actor `name`, which has ended for good."""
-        self._pool += self._by_name.pop(name, ())
 
 
 def find_gpus(env_file: Path | None, roles: Collection[str]) -> Gpus:

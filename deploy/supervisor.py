@@ -139,9 +139,7 @@ class Supervisor:
 
         A process that is not wanted gets SIGTERM, has all the time that it needs, and is then forgotten.
         """
-        for child in [one for one in self.children if not (one.wanted or one.running)]:
-            self._devices.give_back(child.name)
-            self.children = [one for one in self.children if one is not child]
+        self.children = [one for one in self.children if one.wanted or one.running]
         for role, count in list(self._asked.items()):
             wanted = [one for one in self.children if one.wanted and one.service.name == role]
             for child in reversed(wanted[count:]):
