@@ -30,12 +30,16 @@ __all__ = ["hosts"]
 
 NIGHTLY = "NIGHTLY" in os.environ
 URL = f"redis://:secret@{LEARNER}:6399"
-MEASURED_S = 60
+MEASURED_S = 45
 VARIABLES = {
     "LEARNER_MAX_STEPS": "100000", "LEARNER_EVAL_DATASET": "", "LEARNER_MAX_STALENESS": "8",
-    "LEARNER_NUM_GENERATIONS": "2", "ACTOR_MAX_NUM_SEQS": "2", "OMP_NUM_THREADS": "1",
-    "FAKE_TOKEN_DELAY_S": "0.3" if NIGHTLY else "0.1",
+    "LEARNER_NUM_GENERATIONS": "2", "ACTOR_MAX_NUM_SEQS": "2", "FAKE_TOKEN_DELAY_S": "0.1",
+    "OMP_NUM_THREADS": "1",
 }  # fmt: skip
+A_SECOND_EACH = {
+    "LEARNER_MAX_COMPLETION_LENGTH": "1", "FAKE_TOKEN_DELAY_S": "1.0", "LEARNER_GROUPS_PER_STEP": "8",
+}  # fmt: skip
+"""Of a run whose groups take an actor a second each, to measure how many it makes."""
 
 
 class Fleet:
@@ -67,22 +71,25 @@ class Fleet:
         return sum(line.startswith(f"{child} ") for line in lines)
 
     def rate(self) -> float:
-        """Groups that were trained per second."""
-        before, then = read_overview(self.connection, "e2e").totals, time.monotonic()
+        """Groups per second that the actors hand on."""
+        before, then = self._handed_on(), time.monotonic()
         time.sleep(MEASURED_S)
-        after = read_overview(self.connection, "e2e").totals
-        return (after["trained"] - before["trained"]) / (time.monotonic() - then)
+        return (self._handed_on() - before) / (time.monotonic() - then)
+
+    def _handed_on(self) -> int:
+        return int(self.connection.execute("XINFO", "STREAM", Keys("e2e").rollouts)[b"entries-added"])
 
 
-def come_and_go(fleet: Fleet, start_by_hand) -> tuple[float, float]:
-    """1 -> 4 -> 1 -> 3 actors; groups per second with one and with four, at night."""
+def come_and_go(fleet: Fleet, start_by_hand, measures: bool) -> tuple[float, float]:
+    """1 -> 4 -> 1 -> 3 actors; groups per second with one and with four, if it `measures`, else 0."""
     fleet.wait_for(1)
-    alone = fleet.rate() if NIGHTLY else 0.0
+    fleet.site.wait_for(lambda: fleet.site.steps() >= 1, "a step")
+    alone = fleet.rate() if measures else 0.0
     fleet.ask(3)
     hand = start_by_hand()
     try:
         fleet.wait_for(4)
-        together = fleet.rate() if NIGHTLY else 0.0
+        together = fleet.rate() if measures else 0.0
         hand.send_signal(signal.SIGTERM)
         fleet.ask(1)
         fleet.wait_for(1)
@@ -117,16 +124,15 @@ def test_actors_come_and_go_in_one_run_and_nothing_is_lost(
         other: Hosts = request.getfixturevalue("hosts")
         (password := tmp_path / "password").write_text("secret\n")
         password.chmod(0o600)
-        site = Site(tmp_path, FAKE_PROCFILE, RUN_QUEUE_PASSWORD_FILE=str(password), **VARIABLES)
+        variables = VARIABLES | A_SECOND_EACH | {"RUN_QUEUE_PASSWORD_FILE": str(password)}
+        site = Site(tmp_path, FAKE_PROCFILE, **variables)
         site.command = ["ip", "netns", "exec", other.learner, *site.command]
-        other.variables |= {
-            name: VARIABLES[name] for name in ("ACTOR_MAX_NUM_SEQS", "FAKE_TOKEN_DELAY_S")
-        }
+        other.variables |= {"ACTOR_MAX_NUM_SEQS": "2", "FAKE_TOKEN_DELAY_S": "1.0"}
         site.start("--listen", f"{LEARNER}:6399")
         fleet = Fleet(site)
         by_hand = lambda: other.start_worker(URL, FAKE)  # noqa: E731
     try:
-        alone, together = come_and_go(fleet, by_hand)
+        alone, together = come_and_go(fleet, by_hand, host == "namespace")
         audit = read_audit(fleet.connection, "e2e")
     finally:
         site.stop()
