@@ -70,6 +70,10 @@ class Fleet:
         lines = [line for line in list(self.site.lines) if "-- Started as process" in line]
         return sum(line.startswith(f"{child} ") for line in lines)
 
+    def ended(self, child: str) -> bool:
+        lines = [line for line in list(self.site.lines) if "-- Ended with exit code 0" in line]
+        return any(line.startswith(f"{child} ") for line in lines)
+
     def rate(self) -> float:
         """Groups per second that the actors hand on."""
         before, then = self._handed_on(), time.monotonic()
@@ -96,11 +100,14 @@ def come_and_go(fleet: Fleet, start_by_hand, measures: bool) -> tuple[float, flo
         assert hand.wait(60) == 0
     finally:
         hand.kill()
+    again = ("actor.2", "actor.3")
+    fleet.site.wait_for(
+        lambda: all(map(fleet.ended, again)), "both to end, so that their names are free"
+    )
     fleet.ask(3)
     fleet.wait_for(3)
     fleet.site.kill("actor.2")
     os.kill(fleet.site.pid_of("actor.3"), signal.SIGTERM)
-    again = ("actor.2", "actor.3")
     fleet.site.wait_for(lambda: sum(map(fleet.started, again)) == 6, "both to be started again")
     fleet.wait_for(3)
     step = fleet.site.steps()
