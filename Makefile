@@ -101,6 +101,7 @@ long-kills: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
 	$(BIN)/python -m tests.chaos --seed $(SEED) --environments --seconds 60
 	$(BIN)/python -m tests.chaos --seed $(SEED) --agents --seconds 60
+	$(BIN)/python -m tests.chaos --seed $(SEED) --preempt --seconds 120
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	$(BIN)/python -m tests.e2e.kills --real
 	$(BIN)/python -m tests.fuzz --seed $(SEED) --seconds 180

@@ -28,8 +28,8 @@ Row = dict[str, Any]
 _FILE = re.compile(r"completions_(\d+)\.parquet")
 
 _TEXTS = (
-    "prompt", "completion", "ticket", "state", "failure", "finish_reason", "versions", "solution",
-    "extra",
+    "prompt", "completion", "ticket", "state", "failure", "finish_reason", "versions", "actors",
+    "solution", "extra",
 )  # fmt: skip
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(_TEXTS, str),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 from collections import deque
-from collections.abc import MutableSequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -57,6 +58,9 @@ class FakeEngine:
     score_delay_s: float = 0.0
     loads: int = 0
 
+    diary: str = ""
+    """A file that gets a line for each completion of a request that ended, see tests/chaos/tokens.py."""
+
     def __post_init__(self) -> None:
         self._tokens = 0
         self._weights: deque[Weights] = deque(maxlen=1)
@@ -80,6 +84,7 @@ class FakeEngine:
             taken=deque(maxlen=_KEPT),
             talks=bool(os.environ.get("FAKE_TALKS")),
             device=os.environ.get("FAKE_DEVICE", ""),
+            diary=os.environ.get("FAKE_DIARY", ""),
         )
 
     @property
@@ -124,7 +129,9 @@ class FakeEngine:
         for _ in range(max(len(tokens) for tokens in drawn)):
             await asyncio.sleep(self.token_delay_s)
             if abort.is_set():
-                raise Aborted(request_id, tuple(cut(tokens, versions) for tokens in drawn))
+                partial = tuple(cut(tokens, versions) for tokens in drawn)
+                self._note(request_id, sampling, partial)
+                raise Aborted(request_id, partial)
             self._check_awake()
             versions.append(self._weights[-1])
             self._tokens += count
@@ -132,7 +139,27 @@ class FakeEngine:
             await asyncio.sleep(
                 self.ends_every_s - asyncio.get_running_loop().time() % self.ends_every_s
             )
-        return tuple(make_rollout(tokens, versions) for tokens in drawn)
+        rollouts = tuple(make_rollout(tokens, versions) for tokens in drawn)
+        self._note(request_id, sampling, rollouts)
+        return rollouts
+
+    def _note(self, request_id: str, sampling: Sampling, rollouts: Sequence[Rollout | None]) -> None:
+        """Write to the diary, in one piece, what a request sampled of which completion."""
+        if not self.diary:
+            return
+        name, _, only = request_id.partition("#")
+        common = {"ticket": name.partition("/")[0], "most": sampling.max_tokens}
+        lines = [
+            common
+            | {
+                "index": int(only or index),
+                "sampled": len(one.token_ids) if one else 0,
+                "ended": one is not None and one.finish_reason != "cut",
+            }
+            for index, one in enumerate(rollouts)
+        ]
+        with open(self.diary, "a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)

@@ -33,8 +33,8 @@ ACCURACY_LIKE = ("accuracy", "acc", "base_acc", "correctness")
 
 COLUMNS = (
     "step", "prompt", "completion", "advantage", "reward", "ticket", "index", "state", "failure",
-    "completion_length", "finish_reason", "staleness_mean", "staleness_max", "versions", "solution",
-    "extra",
+    "completion_length", "finish_reason", "staleness_mean", "staleness_max", "versions", "actors",
+    "solution", "extra",
 )  # fmt: skip
 """Columns of the table of completions. Each reward adds a column of its name."""
 

@@ -153,7 +153,7 @@ class ActorThread:
                 join_timeout_s=join_timeout_s,
                 progress_timeout_s=progress_timeout_s,
             ),
-            actor=ActorSettings(stall_timeout_s=stall_timeout_s, **actor),  # type: ignore[arg-type]
+            actor=ActorSettings(**{"stall_timeout_s": stall_timeout_s, "grace_s": 20.0} | actor),
         )
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shutil
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,17 +18,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from penstock.actors import loop
 from penstock.actors.engine import Aborted, PromptRefused, WeightsRejected, hash_weights
+from penstock.actors.partial_groups import read_partial
 from penstock.actors.token_versions import TokenVersions
 from penstock.actors.vllm_engine import VERSIONS, StepCounts, VllmEngine, check_version, engine_arguments
 from penstock.actors.weights import probing
+from penstock.common.broker.local_server import LocalServer
 from penstock.common.config import engine_args
-from penstock.common.config.settings import ActorSettings
+from penstock.common.config.role_command import ActorCommand
+from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.errors import ConfigError
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Int32s, Probe, Rollout, Sampling, Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.data.probe import probe_texts
+from penstock.learner.state.versions import with_hashes
+from tests.actors.conftest import Run
 from tests.actors.live_engine import PROMPTS, SAMPLING, Live
 from tests.actors.tiny_llama import EOS, VOCABULARY, greedy, load, teacher_forced, train_pair
 
@@ -366,6 +373,81 @@ def test_an_aborted_request_brings_its_tokens_so_far(live: Live) -> None:
     assert "cut" in {item.finish_reason for item in partial}
     assert {span.version for item in partial for span in item.spans} == {version}
     assert live.engine.room() >= 128  # nothing is in flight any more
+
+
+class Lent:
+    """The live engine as an actor starts it: it goes on when the actor stops it."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def stop(self) -> None:
+        pass
+
+
+async def act(live: Live, settings: ActorCommand, is_over: Callable[[], bool]) -> None:
+    """Run an actor on the live engine, and tell it to end as SIGTERM does."""
+    stopping = threading.Event()
+    actor = asyncio.ensure_future(loop._run(settings, stopping, lambda *_: Lent(live.engine)))
+    while not actor.done() and not await asyncio.to_thread(is_over):
+        await asyncio.sleep(0.01)
+    stopping.set()
+    await actor
+
+
+def test_another_actor_continues_long_completions_with_every_token_that_was_sampled(
+    live: Live, a_run: Run, queue_server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling_of = live.engine._sampling
+
+    def long(*asked: Any) -> Any:
+        """Let none end before the longest length."""
+        params = sampling_of(*asked)
+        params.ignore_eos, params.stop_token_ids = True, []
+        return params
+
+    monkeypatch.setattr(live.engine, "_sampling", long)
+    folder = a_run.run_folder.version(1, 0)
+    shutil.copytree(live.a, folder)
+    a_run.queue.announce(with_hashes(Weights(Version(1, 0), str(folder), "", "")))
+    ticket = a_run.ticket(
+        0, prompt_ids=PROMPTS[0], num_generations=16, sampling=replace(SAMPLING, max_tokens=375)
+    )
+    a_run.issue(ticket)
+    settings = ActorCommand(
+        redis_url=queue_server.url,
+        run=RunSettings(name=a_run.run_folder.path.name, dir=a_run.folder, lease_s=60.0),
+        actor=ActorSettings(grace_s=1.0),
+    )
+    before = live.engine.tokens_generated()
+    live.call(act(live, settings, lambda: live.engine.tokens_generated() > before + 16 * 20))
+    ((_, fields),) = a_run.connection.execute("XRANGE", a_run.keys.tickets, "-", "+")
+    begun = read_partial(fields[b"p"], ticket, episodes=False)
+    assert {one.finish_reason for one in begun if one} == {"cut"}
+    live.call(act(live, settings, lambda: bool(a_run.groups())))
+    rollouts = a_run.groups()["train:0"].rollouts
+
+    parts: dict[str, list[np.ndarray]] = {"kept": [], "continued": []}
+    for one, (rollout, values) in zip(begun, differences(live.a, [PROMPTS[0]], [rollouts]), strict=True):
+        assert one is not None
+        length = len(one.token_ids)
+        assert rollout.token_ids[:length].tobytes() == one.token_ids.tobytes()
+        assert rollout.logprobs[:length].tobytes() == one.logprobs.tobytes()
+        assert (len(rollout.token_ids), rollout.finish_reason) == (375, "length")
+        assert rollout.spans[:-1] == one.spans
+        assert all(span.actor for span in one.spans)
+        last = rollout.spans[-1]
+        assert (last.start, last.end, last.actor) == (length, 375, "")
+        parts["kept"].append(values[:length])
+        parts["continued"].append(values[length:])
+    (unbroken,) = live.sample(PROMPTS[:1], ticket.sampling, 16)
+    other = mean_difference(live.a, PROMPTS[:1], [unbroken])
+    found = {name: float(np.concatenate(values).mean()) for name, values in parts.items()}
+    print(f"{live.dtype}: kept and continued tokens differ by {found}, those of others by {other:.2e}")
+    assert max(found.values()) <= 2 * other + 1e-6
 
 
 def test_as_many_may_wait_in_vllm_as_end_in_two_steps(live: Live) -> None:

@@ -1,7 +1,7 @@
 """kill -9 of everything, at random, all the time: nothing is lost, nothing is trained twice.
 
     python -m tests.chaos [--seed N] [--seconds S] [--limit-s S] [--lose-every N]
-                          [--environments | --agents] [--json] [--folder F]
+                          [--environments | --agents | --preempt] [--json] [--folder F]
 
 runs learner, four actors with a fake engine, two rewarders and the queue server under a supervisor and
 kills their processes, helpers included. Prints every kill, then a table and the verdict; exit code 1
@@ -65,6 +65,7 @@ def main() -> int:
     several = parser.add_mutually_exclusive_group()
     several.add_argument("--environments", action="store_true", help="rollouts of several turns")
     several.add_argument("--agents", action="store_true", help="rollouts of agents that own their loop")
+    several.add_argument("--preempt", action="store_true", help="SIGTERM for actors, and no token lost")
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
     parser.add_argument("--folder", type=Path, help="empty folder to use (default: a new one)")
     options = parser.parse_args()
@@ -73,11 +74,12 @@ def main() -> int:
     if any(folder.iterdir()):
         parser.error(f"--folder {folder} is not empty: a run in it would go on; give a new one")
     say(f"the run's folder and its processes' lines (roles.log) are in {folder}")
-    plan = make_plan(options.seconds, episodes=options.environments or options.agents)
+    episodes = options.environments or options.agents
+    plan = make_plan(options.seconds, episodes=episodes, preempt=options.preempt)
     plan = replace(plan, limit_s=options.limit_s or plan.limit_s)
     verdict = run_chaos(
         folder, plan, options.seed, lose_every=options.lose_every,
-        environments=options.environments, agents=options.agents,
+        environments=options.environments, agents=options.agents, preempt=options.preempt,
     )  # fmt: skip
     print(json.dumps(asdict(verdict), indent=1) if options.json else format_verdict(verdict))
     return 1 if verdict.faults else 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.chaos.losses import LossMeter
+from tests.chaos.losses import LossMeter, ticket_holders
 from tests.chaos.plan import Deck
-from tests.chaos.victims import LEARNER, SERVER, Victim, find_victims
+from tests.chaos.victims import ACTOR, LEARNER, SERVER, Victim, find_victims
 from tests.chaos.world import World
 
 _LOOK_S = 0.05
@@ -30,9 +31,17 @@ class Kill:
 
 
 class Killer:
-    """Kills what the deck says until it is spent or the learner has finished."""
+    """Kills what the deck says until it is spent or the learner has finished.
 
-    def __init__(self, world: World, deck: Deck, report: Callable[[Kill], None]) -> None:
+    With `preempt` actors get SIGTERM, from the first step on, while they hold tickets. Each process gets
+    one: a second would end it as kill -9 does.
+    """
+
+    def __init__(
+        self, world: World, deck: Deck, report: Callable[[Kill], None], preempt: bool = False
+    ) -> None:
+        self._preempt = preempt
+        self._told: set[int] = set()
         self.kills: list[Kill] = []
         self._world = world
         self._deck = deck
@@ -45,7 +54,8 @@ class Killer:
         """Kill, in a thread beside the supervisor."""
         self._began = time.monotonic()
         while self._deck and self._sleep():
-            if not self._deck.is_kept(self._step) and (victim := self._next_victim()):
+            kept = self._deck.is_kept(self._step) or (self._preempt and self._step == 0)
+            if not kept and (victim := self._next_victim()):
                 self._kill(victim)
 
     def _sleep(self) -> bool:
@@ -57,7 +67,8 @@ class Killer:
         return self._world.training
 
     def _next_victim(self) -> Victim | None:
-        victims = find_victims(self._world.children)
+        found = find_victims(self._world.children)
+        victims = [victim for victim in found if victim.pid not in self._told]
         if self._step >= self._deck.steps:  # what a server loses now nobody would put back
             victims = [victim for victim in victims if victim.kind != SERVER]
         if self._step == 0:  # the first kill of the learner is to be one that it resumes from
@@ -65,11 +76,19 @@ class Killer:
         moved = self._step > self._learner_killed_at
         kind = self._deck.draw({victim.kind for victim in victims}, moved)
         alike = [victim for victim in victims if victim.kind == kind]
+        if self._preempt and kind == ACTOR:
+            holders = ticket_holders(self._world.run_folder, self._world.site.variables["RUN_NAME"])
+            alike = [victim for victim in alike if victim.pid in holders]
+            if not alike:
+                self._deck.put_back(ACTOR)
         return alike[self._deck.choose(len(alike))] if alike else None
 
     def _kill(self, victim: Victim) -> None:
         shown = self._meter.shown() if victim.kind == SERVER else None
-        if not victim.kill():
+        preempted = self._preempt and victim.kind == ACTOR
+        if preempted:
+            self._told.add(victim.pid)
+        if not victim.kill(signal.SIGTERM if preempted else signal.SIGKILL):
             self._deck.put_back(victim.kind)
             return
         lost = None if shown is None else self._meter.lost(shown, victim.pid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.common.broker.connection import Connection
-from penstock.common.broker.keys import Keys
+from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.broker.local_server import started_server
 from penstock.common.errors import PenstockError
 from penstock.common.files.run_folder import RunFolder
@@ -43,6 +43,19 @@ class LossMeter:
         wait_until(lambda: is_dead(pid), f"process {pid} to be dead")
         data = read_file(self._run_folder)
         return sum(max(0, count - len(added(data, stream))) for stream, count in shown.items())
+
+
+def ticket_holders(run_folder: Path, run: str) -> set[int]:
+    """The process ids of the actors that hold tickets now; empty if the server does not answer."""
+    try:
+        connection = Connection(started_server(RunFolder(run_folder)), _ANSWER_S, _ANSWER_S)
+        try:
+            found = connection.execute("XPENDING", Keys(run).tickets, GROUP)
+            return {int(one["name"].decode().split("-")[-2]) for one in found["consumers"]}
+        finally:
+            connection.close()
+    except PenstockError:
+        return set()
 
 
 def _entries_added(connection: Connection, stream: str) -> int:

@@ -60,10 +60,11 @@ class Plan:
         return sum(self.deck.values())
 
 
-def make_plan(seconds: float, *, episodes: bool = False) -> Plan:
+def make_plan(seconds: float, *, episodes: bool = False, preempt: bool = False) -> Plan:
     """The plan for a run of about so many seconds; WHOLE_S is what the promise is shown with.
 
-    With `episodes`, of environments or agents, their processes are killed too.
+    With `episodes`, of environments or agents, their processes are killed too. With `preempt` the deck
+    is of actors, which get SIGTERM, and of processes whose end costs no token.
 
     Example:
         make_plan(60).kills == 33
@@ -72,9 +73,12 @@ def make_plan(seconds: float, *, episodes: bool = False) -> Plan:
     whole = _WHOLE_DECK | ({EPISODE: 60} if episodes else {})
     deck = {kind: max(1, round(count * share)) for kind, count in whole.items()}
     deck |= {LEARNER: max(3, deck[LEARNER]), SERVER: max(3, deck[SERVER])}
+    if preempt:
+        deck = {kind: deck[kind] for kind in (LEARNER, ACTOR, REWARDER, SCORER)}
+        deck[ACTOR] *= 4
     floors = Floors(
-        kills=round(200 * share) if share < 1 else 300,
-        server=max(2, int(20 * share)),
+        kills=round((150 if preempt else 200) * share) if share < 1 else 300,
+        server=0 if preempt else max(2, int(20 * share)),
         learner=max(2, int(20 * share)),
         groups=int(1000 * share),
         updates=int(50 * share),

@@ -28,10 +28,10 @@ class Victim:
     child: str
     pid: int
 
-    def kill(self) -> bool:
-        """End it as kill -9 does; False if it had ended by itself."""
+    def kill(self, number: int = signal.SIGKILL) -> bool:
+        """End it as kill -9 does, or by another signal; False if it had ended by itself."""
         try:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
         except ProcessLookupError:
             return False
         return True

@@ -42,9 +42,8 @@ class World:
     ) -> None:
         self.site = Site(
             folder, FAKE_PROCFILE, talks=talks,
-            RUN_LEASE_S="3", RUN_MAX_ATTEMPTS="8", RUN_CONNECT_TIMEOUT_S="60",
-            RUN_PROGRESS_TIMEOUT_S="120", OMP_NUM_THREADS="1",
-            **{"FAKE_TOKEN_DELAY_S": "0.2"} | variables,
+            RUN_MAX_ATTEMPTS="8", RUN_CONNECT_TIMEOUT_S="60", RUN_PROGRESS_TIMEOUT_S="120",
+            OMP_NUM_THREADS="1", **{"RUN_LEASE_S": "3", "FAKE_TOKEN_DELAY_S": "0.2"} | variables,
         )  # fmt: skip
         self.run_folder = self.site.run_folder
         self.exit_code: int | None = None

@@ -141,7 +141,8 @@ def test_samples_print_what_the_model_and_rewards_wrote_harmlessly(tmp_path, hos
         "step": 1, "ticket": written, "index": 0, "prompt": written, "completion": written,
         "solution": written, "state": written, "reward": 1.0, "advantage": 0.0, "accuracy": 1.0,
         "completion_length": 3, "finish_reason": "stop", "staleness_mean": 0.0, "staleness_max": 0,
-        "versions": "1:0-3", "failure": written, "extra": json.dumps({written: written}), written: 1.0,
+        "versions": "1:0-3", "actors": written, "failure": written, written: 1.0,
+        "extra": json.dumps({written: written}),
     }  # fmt: skip
     folder = RunFolder(tmp_path)
     folder.completions.mkdir()

@@ -145,7 +145,8 @@ def test_the_audit_counts_what_is_lost_and_what_is_there_twice(capsys, tmp_path)
     row = {
         "prompt": "1+1=", "completion": "2", "advantage": 0.5, "accuracy": 1.0, "reward": 1.0,
         "state": "trained", "failure": "", "completion_length": 2, "finish_reason": "stop",
-        "staleness_mean": 0.0, "staleness_max": 0, "versions": "1.0:0-2", "solution": "2", "extra": "{}",
+        "staleness_mean": 0.0, "staleness_max": 0, "versions": "1.0:0-2", "actors": "",
+        "solution": "2", "extra": "{}",
     }  # fmt: skip
     for step, tickets in ((1, ["train:0", "train:1"]), (2, ["train:1", "train:2"])):
         rows = [row | {"step": step, "ticket": ticket, "index": i} for ticket in tickets for i in (0, 1)]

@@ -16,6 +16,7 @@ ROW = {
     "step": 1, "prompt": "1+1=", "completion": "2", "advantage": 0.5, "accuracy": 1.0, "reward": 1.0,
     "ticket": "train:0", "index": 0, "state": "trained", "failure": "", "completion_length": 2,
     "finish_reason": "stop", "staleness_mean": 0.0, "staleness_max": 0, "versions": "1.0:0-2",
+    "actors": "",
     "solution": "2", "extra": "{}",
 }  # fmt: skip
 

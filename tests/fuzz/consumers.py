@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from penstock.actors.engine import verify_weights
 from penstock.actors.held_tickets import HeldTickets, Job
+from penstock.actors.partial_groups import join, read_partial, rest_of, write_partial
 from penstock.actors.ticket_worker import check_same
 from penstock.actors.weights.source import find_weights
 from penstock.common.broker.work_stream import Entry
@@ -163,7 +164,7 @@ class Consumers:
         self.folder.completion_table(STEP + 1).unlink(missing_ok=True)
         return {
             "intake": self.intake, "evaluation": self.evaluation, "weights": self.weights,
-            "contract": self.contract,
+            "contract": self.contract, "partial": self.partial,
             "rewarder": lambda data: self.rewarder(data, sample.message.ticket.id),
             "actor": lambda data: self.actor(data, sample.message.id),
         }[sample.consumer](data)  # fmt: skip
@@ -308,6 +309,22 @@ class Consumers:
             made.group, {name: tuple(map(float, range(size))) for name in WEIGHTS}, ("x",) * size, "r"
         )
         return self.intake(encode(made)) if ticket.purpose == "train" else self.evaluation(encode(made))
+
+    def partial(self, data: bytes) -> str:
+        """Continue what another actor gave back with the training ticket, and hand the group on."""
+        asked = self.issued.train
+        begun = read_partial(data, asked, episodes=False)
+        rests = [rest_of(asked, index, one) for index, one in enumerate(begun)]
+        made = make_group(asked, spans=[(NEWEST.step, 1)], rewards=(0.5,) * len(begun))
+        (rest, *_) = made.group.rollouts
+        rollouts = [
+            one if one and one.finish_reason != "cut" else join(one, rest, ("a",), str) for one in begun
+        ]
+        require(all(sampling.max_tokens > 0 for _, sampling in rests), "no token left to sample")
+        group = replace(made.group, rollouts=tuple(rollouts))
+        write_partial(asked, tuple(rollouts), "actor-2")
+        values = {name: (0.5,) * len(begun) for name in WEIGHTS}
+        return self.intake(encode(ScoredGroup(group, values, ("x",) * len(begun), "r")))
 
     def weights(self, data: bytes) -> str:
         """Take announced weights as an actor does, up to the engine."""

@@ -10,7 +10,9 @@ from tests.fuzz.hostile import anything, field_value, nearby
 from tests.fuzz.packing import Pairs, Raw, Tree, at, children, paths, replaced, to_bytes, with_children
 from tests.fuzz.valid import Sample
 
-_SHARES = {"intake": 14, "evaluation": 8, "rewarder": 5, "actor": 4, "weights": 3, "contract": 4}
+_SHARES = {
+    "intake": 14, "evaluation": 8, "rewarder": 5, "actor": 4, "partial": 4, "weights": 3, "contract": 4,
+}  # fmt: skip
 
 
 def mutated(rng: random.Random, samples: Sequence[Sample]) -> tuple[Sample, bytes]:

@@ -19,6 +19,7 @@ from penstock.common.wire.messages import (
     ANSWER,
     Delta,
     Group,
+    PartialGroup,
     Rollout,
     ScoredGroup,
     Ticket,
@@ -121,6 +122,15 @@ def scored(ticket: Ticket) -> ScoredGroup:
     )  # fmt: skip
 
 
+def partial(whole: ScoredGroup) -> PartialGroup:
+    """Return a finished, a cut and no rollout of a group that another actor had to give back."""
+    one, two, *_ = (
+        replace(each, spans=tuple(replace(span, actor="actor-0") for span in each.spans))
+        for each in whole.group.rollouts
+    )
+    return PartialGroup(TRAIN, (one, replace(two, finish_reason="cut"), None))
+
+
 def samples(issued: Issued) -> list[Sample]:
     """Return a valid message for every consumer, the learner's intake first."""
     train, evaluation = scored(issued.train), scored(issued.eval)
@@ -130,7 +140,7 @@ def samples(issued: Issued) -> list[Sample]:
         ("intake", train), ("intake", filtered), ("intake", Verdict(TRAIN, "dead", "failed 3 times")),
         ("evaluation", evaluation), ("evaluation", Verdict(EVAL, "dead", "failed 3 times")),
         ("rewarder", train.group), ("rewarder", evaluation.group),
-        ("actor", issued.train), ("actor", issued.eval),
+        ("actor", issued.train), ("actor", issued.eval), ("partial", partial(train)),
         ("weights", Weights(
             NEWEST, f"{MODEL}/000001-00000003", NO_WEIGHTS, "cd" * 32, 64, "http://10.0.0.5:1", "token",
             deltas=(Delta(NEWEST, "cd" * 32, "ef" * 32, 9),),
@@ -170,5 +180,6 @@ def named_paths(kind: Any, tree: Tree, name: str = "", path: TreePath = ()) -> d
 
 
 KINDS = {
-    kind.__name__: kind for kind in (Ticket, Group, ScoredGroup, Verdict, Weights, Contract, Rollout)
+    kind.__name__: kind
+    for kind in (Ticket, Group, PartialGroup, ScoredGroup, Verdict, Weights, Contract, Rollout)
 }
