@@ -102,10 +102,22 @@ def test_a_ticket_goes_back_without_tokens_that_are_over_the_limit(
     assert int(float(a_run.connection.execute("HGET", a_run.keys.costs, LOST_TOKENS))) > 8
 
 
-@pytest.mark.parametrize("data", [b"junk", encode(PartialGroup(TicketId.train(1), (None,) * 4))])
+def large() -> bytes:
+    """A partial group of the ticket, well formed, of over 1500 bytes."""
+    spans = tuple(Span(Version(1, 0), at, at + 1, "h" * 64, "actor-1") for at in range(7))
+    return encode(PartialGroup(TicketId.train(0), (cut(7, spans=spans),) * 4))
+
+
+OTHER = encode(PartialGroup(TicketId.train(1), (None,) * 4))
+
+
+@pytest.mark.parametrize("kind", ["junk", "another ticket's", "large"])
 def test_a_ticket_with_a_malformed_partial_group_begins_anew(
-    a_run: Run, start_actor: StartActor, capsys: pytest.CaptureFixture[str], data: bytes
+    a_run: Run, start_actor: StartActor, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
+    data = {"junk": b"junk", "another ticket's": OTHER, "large": large()}[kind]
+    a_run.contract = replace(a_run.contract, largest_group=1500)
+    a_run.queue.publish_contract(encode(a_run.contract))
     a_run.announce(0)
     a_run.issue(a_run.ticket(0))
     other = a_run.stream("other")
@@ -197,9 +209,11 @@ def spell(ids: np.ndarray) -> str:
 def test_a_stop_string_across_the_break_ends_the_completion(
     stop: tuple[str, ...], length: int, reason: str
 ) -> None:
-    whole = join(cut(3), replace(make_rollout(5), finish_reason="length"), stop, spell)
+    rest = replace(make_rollout(5), finish_reason="length", logprobs=np.full(5, -2.0, dtype="<f4"))
+    whole = join(cut(3), rest, stop, spell)
     assert spell(whole.token_ids) == "abcabcde"[:length]
     assert whole.finish_reason == reason
+    assert whole.logprobs.tolist() == ([-0.5] * 3 + [-2.0] * 5)[:length]
     assert len(whole.logprobs) == len(whole.mask) == whole.spans[-1].end == length
     assert [span.actor for span in whole.spans][:2] == ["actor-1"] * 2
     assert {span.actor for span in whole.spans[2:]} == {""}
