@@ -190,7 +190,8 @@ def test_no_altered_part_of_the_ticket_or_of_a_span_is_accepted(desk: Desk, purp
     group = unpack(data)[2][0]
     places = [((2, 0, 0, *path), value) for path, value in leaves(group[0])]
     for number, rollout in enumerate(group[1]):
-        places += [((2, 0, 1, number, 3, *path), value) for path, value in leaves(rollout[3])]
+        known = [span[:-1] for span in rollout[3]]  # the names of actors are for people
+        places += [((2, 0, 1, number, 3, *path), value) for path, value in leaves(known)]
     assert len(places) >= 20
     for path, value in places:
         for other in others(value):
