@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -26,7 +27,7 @@ from penstock.common.broker.local_server import (
 from penstock.common.broker.private_socket import answers
 from penstock.common.config.command import Command, build, drop_output, escape_missing_letters
 from penstock.common.config.redis_url import parse_host
-from penstock.common.config.role_command import LearnerCommand, RunCommand
+from penstock.common.config.role_command import ActorCommand, LearnerCommand, RunCommand
 from penstock.common.config.secret_file import read_secret
 from penstock.common.config.variables import UP_ENV_FILE, read_environment
 from penstock.common.errors import ConfigError
@@ -124,9 +125,7 @@ class Up(Command):
             listening = self._listening(settings)
             if not settings.redis_url:
                 services = [queue_service(folder, listening), *services]
-            limits = Limits(
-                ready_s=settings.run.progress_timeout_s, linger_s=_LINGER_S if listening else 0.0
-            )
+            limits = self._limits(settings, plan, _LINGER_S if listening else 0.0)
             guard_children()  # children end with `up`, even when it is killed with -9
             environment = self._environment(anew, listening)  # with the guard's mark
             make_folder(logs_folder := self._logs(folder))
@@ -158,6 +157,17 @@ class Up(Command):
         plan = DevicePlan(commands, counts, gpus, self.devices)
         computing = sum(counts.get(role, 1) for role in (LEARNER, ACTOR) if role in commands)
         return plan, threads_of_each(read_environment(self.env_file), computing, gpus.names)
+
+    def _limits(self, settings: RunCommand, plan: DevicePlan, linger_s: float) -> Limits:
+        """Return the supervisor's limits. Actors have ACTOR_GRACE_S to end, if that is over 30 s.
+
+        Raise ConfigError if a setting of actors is wrong.
+        """
+        limits = Limits(ready_s=settings.run.progress_timeout_s, linger_s=linger_s)
+        if ACTOR not in plan.commands:
+            return limits
+        grace_s = build(ActorCommand, {"env_file": self.env_file}).actor.grace_s
+        return replace(limits, terminate_s=max(limits.terminate_s, grace_s))
 
     def _commands(self) -> dict[str, str]:
         """Return the Procfile's commands by name, with --only those that it names.

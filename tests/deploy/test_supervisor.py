@@ -534,6 +534,27 @@ def test_a_caller_may_read_the_reports_itself(
     assert Report("learner.1", "output", "one step") in reports
 
 
+@pytest.mark.parametrize(
+    ("command", "grace_s", "expected"), [("actor", 120, 120), ("actor", 9, 30), ("x", 120, 30)]
+)
+def test_actors_have_their_grace_period_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, grace_s: int, expected: int
+) -> None:
+    (tmp_path / "Procfile").write_text(f"learner: true\n{command}: true\n")
+    for name, value in {"RUN_DIR": str(tmp_path / "runs"), "ACTOR_GRACE_S": str(grace_s)}.items():
+        monkeypatch.setenv(name, value)
+    given = []
+
+    def supervise(*arguments: object) -> Supervisor:
+        given.extend(one for one in arguments if isinstance(one, Limits))
+        raise SystemExit
+
+    monkeypatch.setattr("penstock.deploy.up.Supervisor", supervise)
+    with pytest.raises(SystemExit):
+        Up(procfile=tmp_path / "Procfile").run(lambda _: None)
+    assert [one.terminate_s for one in given] == [expected]
+
+
 def test_a_misspelt_variable_ends_up_with_78_before_anything_starts(tmp_path: Path) -> None:
     process = up(tmp_path, LEARNER_MAX_STEP="3")
     out, _ = process.communicate(timeout=120)
