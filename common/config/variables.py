@@ -103,7 +103,7 @@ def origins_of(names: Iterable[str], env_file: Path | None) -> dict[str, str]:
         elif name in os.environ:
             found[name] = str(shared) if given.get(name) == os.environ[name] else "environment"
         else:
-            found[name] = str(env_file)
+            found[name] = str(env_file or "flag")  # such as --learner '{"max_steps": 3}'
     return found
 
 

@@ -244,6 +244,7 @@ def test_the_written_settings_say_where_they_come_from(home, monkeypatch, tmp_pa
         "LEARNER_SEED": str(shared), "LEARNER_EPSILON": "environment", "LEARNER_TEMPERATURE": "flag",
         "LEARNER_BETA": str(own),
     }  # fmt: skip
+    assert origins_of(["LEARNER_BETA"], None) == {"LEARNER_BETA": "flag"}, "--learner '{\"beta\": 1}'"
     start = json.loads(home.folder.record.read_text())
     write_start(home.folder, start, {"LEARNER_DATASET": "a\nflag"})
     lines = home.folder.settings.read_text().splitlines()
