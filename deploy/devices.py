@@ -89,7 +89,7 @@ class DevicePlan:
 
     def _share_one(self) -> None:
         """Give all the first device, and an actor as many of the first as its engine uses."""
-        if len(self._gpus.names) < self._gpus.actor_size:
+        if len(self._gpus.names) < self._gpus.actor_size and self.counts.get(ACTOR, 1):
             raise _too_few(self._gpus, self._gpus.actor_size, "an actor")
         sizes = {LEARNER: 1, ACTOR: self._gpus.actor_size}
         shared = {role: self._gpus.names[: sizes[role]] for role in sizes if role in self.commands}
@@ -239,7 +239,7 @@ def _read(
 def _devices(text: str) -> Iterator[str]:
     """Yield the devices that a text names: 0, 1, 2 and 5 for "0-2+5"."""
     for part in text.split("+"):
-        if span := _RANGE.fullmatch(part):
+        if (span := _RANGE.fullmatch(part)) and int(span[1]) <= int(span[2]):
             yield from map(str, range(int(span[1]), int(span[2]) + 1))
         else:
             yield part
