@@ -377,8 +377,10 @@ class ScaleRoles(QueueCommand):
         Raise ConfigError for a role that none or several run; see Scale.choose.
         """
         scale = Scale(connection, Keys(self.run.name))
-        for role, _, count in (wish.partition("=") for wish in self.wishes):
-            scale.wish(scale.choose(self.host, role), role, int(count))
+        wanted = [(role, int(count)) for role, count in (wish.split("=") for wish in self.wishes)]
+        names = [scale.choose(self.host, role) for role, _ in wanted]  # all before the first is written
+        for name, (role, count) in zip(names, wanted, strict=True):
+            scale.wish(name, role, count)
         rows, lines = [], []
         for name, sign in scale.running().items():
             asked = scale.wishes(name)

@@ -91,6 +91,6 @@ class Scale:
             return fitting[0]
         there = "; ".join(f"{name} with {', '.join(one.processes)}" for name, one in ups.items())
         raise ConfigError(
-            f"found {len(fitting)} `penstock up` with the role {role}{f' on {host}' if host else ''}, "
-            f"expected one. There are: {there or 'none'}. Name one with --host"
+            f"found {len(fitting)} `penstock up` with the role {role}{f' on {host}' if host else ''} "
+            f"to scale, expected one. There are: {there or 'none'}. Name one with --host"
         )

@@ -48,7 +48,7 @@ def test_queues_scale_asks_the_only_one_or_the_one_that_is_named(
     scale.tell("two-2", "two", {"actor": 1})
     code, said = queues(capsys, "actor=3")
     assert code == 78
-    assert "found 2 `penstock up` with the role actor, expected one" in said
+    assert "found 2 `penstock up` with the role actor to scale, expected one" in said
     assert "one-1 with actor, rewarder; two-2 with actor. Name one with --host" in said
     assert queues(capsys, "actor=3", "rewarder=0", "--host", "one", "--json")[0] == 0
     assert queues(capsys, "actor=0", "--host", "two-2")[0] == 0
@@ -65,8 +65,9 @@ def test_queues_scale_asks_the_only_one_or_the_one_that_is_named(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["learner=2"], "found 0 `penstock up` with the role learner"),
-        (["actor=1", "--host", "three"], "on three, expected one. There are: one-1"),
+        (["learner=2"], "found 0 `penstock up` with the role learner to scale"),
+        (["actor=3", "learner=2"], "with the role learner"),
+        (["actor=1", "--host", "three"], "on three to scale, expected one. There are: one-1"),
         (["actor=many"], "expected ROLE=COUNT, such as actor=3, found actor=many"),
         (["actor=1", "-5"], "expected"),
     ],
