@@ -142,7 +142,7 @@ class DevicePlan:
 
     def describe(self, threads: int) -> str:
         """Return a line for each process: name, GPUs, threads and command. `threads` 0: no limit."""
-        lines = [f"{'process':<12}{'GPUs':<18}{'threads':<9}command"]
+        lines = [f"{'process':<12}{'GPUs':<18} {'threads':<8}command"]
         for one in self.processes:
             gpus = ",".join(one.devices) or ("all" if self._gpus.names else "none")
             limit = threads if role_of(one.name) in (LEARNER, ACTOR) else 0

@@ -142,6 +142,7 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(
     assert execute_command(Up, "penstock up", ["--dry-run", "--actors", "2"]) == 0
     out = capsys.readouterr().out
     assert f"learner.1   {learner}" in out
+    assert out.index("threads") == out.splitlines()[1].index("all"), "the heads are over their columns"
     assert [f"actor.{i + 1}     {one} " in out for i, one in enumerate(actors)] == [True, True]
     assert "rewarder.1  all" in out
     assert list(tmp_path.iterdir()) == []
