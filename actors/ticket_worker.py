@@ -227,7 +227,8 @@ class TicketWorker:
         except MalformedMessage as error:
             await asyncio.to_thread(stream.fail, entry, purpose, str(error))
             return
-        job = Job(stream, entry, ticket, stream.runs_alone(entry), self._begun(entry, ticket))
+        alone = stream.runs_alone(entry)
+        job = Job(stream, entry, ticket, alone, () if alone else self._begun(entry, ticket))
         self._held.add(job)
 
         def on_lost() -> None:  # runs in the lease thread

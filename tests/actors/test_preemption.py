@@ -128,6 +128,20 @@ def test_a_ticket_with_a_malformed_partial_group_begins_anew(
     assert "begins anew" in capsys.readouterr().out
 
 
+def test_a_last_attempt_begins_anew(a_run: Run, start_actor: StartActor) -> None:
+    a_run.announce(0)
+    ticket = a_run.ticket(0)
+    a_run.issue(ticket)
+    other = a_run.stream("other")
+    for _ in range(2):
+        other.fail(other.take(1)[0], "train", "the engine died")
+    data = write_partial(ticket, (cut(),) * ticket.num_generations, "actor-1")
+    assert other.give_back(other.take(1)[0], data)
+    actor = start_actor()
+    wait_until(lambda: "train:0" in a_run.groups(), "the group")
+    assert all("#" not in request for request in actor.engine.requests)
+
+
 def cut(length: int = 3, **changes: Any) -> Rollout:
     """A rollout that another actor was sampling."""
     one = make_rollout(length)
