@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,13 @@ def test_the_screen_and_the_watch_name_what_stops_a_run(tmp_path: Path) -> None:
             site.wait_for(lambda: site.steps() >= 3, "three steps")
             watching = Watching(site)
 
-            def both_say(words: str) -> None:
-                site.wait_for(
-                    lambda: words in " ".join(site.shown()), f"{words!r} on the screen", WITHIN_S
-                )
-                wait_until(lambda: words in watching.last.get("limit", ""), words, WITHIN_S)
+            def both_say(words: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+                def says(text: str) -> bool:
+                    meanwhile()
+                    return words in text
+
+                site.wait_for(lambda: says(" ".join(site.shown())), f"{words!r} on the screen", WITHIN_S)
+                wait_until(lambda: says(watching.last.get("limit", "")), words, WITHIN_S)
 
             both_say("the limit")
             workers = watching.last["workers"]
@@ -84,8 +86,7 @@ def test_the_screen_and_the_watch_name_what_stops_a_run(tmp_path: Path) -> None:
                 assert any("gone, " in line for line in site.shown()) or role == "learner"
                 os.kill(pid, signal.SIGCONT)
                 both_say("the limit")
-            disk.fill()
-            both_say("The queue server cannot write its file")
+            both_say("The queue server cannot write its file", meanwhile=disk.fill)  # others free some
             disk.clear()
             both_say("the limit")
             site.resize(80, 24)
