@@ -3,12 +3,12 @@
 A cut completion is continued by a request whose prompt is the ticket's and the tokens so far. The engine
 then samples the same distributions as without a break, with three differences:
 
-- Seed. An engine cannot begin in the middle of a seed's random numbers. To begin with the first ones
-  again would repeat those that chose the tokens so far. The seed of the rest follows from the ticket's
+- Seed. An engine cannot start in the middle of a seed's random numbers. With the same seed it would
+  draw the numbers again that chose the tokens so far. The seed of the rest follows from the ticket's
   seed, the completion's index and the number of tokens so far.
 - Stop strings. The engine looks for them in the rest alone, so one across the break is found here.
-- Structured outputs. The engine would have the rest alone match a regex or choice, so such completions
-  are not continued but begun anew.
+- Structured outputs. The engine would match the rest alone against a regex or choice. The next actor
+  therefore samples such a completion from the start.
 """
 
 from bisect import bisect_left
@@ -35,7 +35,7 @@ def write_partial(ticket: Ticket, begun: Begun, actor: str) -> bytes:
 
 
 def read_partial(data: bytes, ticket: Ticket, episodes: bool) -> Begun:
-    """Return what was sampled of a ticket by the bytes of a PartialGroup.
+    """Decode a PartialGroup of `ticket` and return its rollouts.
 
     `episodes`: the run has tools, an environment or an agent. Raise MalformedMessage for other bytes,
     and if they are of another ticket or nothing that an actor gives back for this one: too many tokens,

@@ -43,8 +43,8 @@ class Completions:
     async def generate(self, request_id: str, ticket: Ticket, begun: Begun = ()) -> tuple[Rollout, ...]:
         """Return the rollouts of a ticket, as many as the ticket asks for, in the order of their seeds.
 
-        `request_id` is the name of the request, for `abort`. Those that are finished in `begun` are
-        returned as they are, and others continued; () begins all. Raise Aborted after `abort`,
+        `request_id` is the name of the request, for `abort`. Finished rollouts in `begun` are returned
+        unchanged, the others are continued; () starts all of them. Raise Aborted after `abort`,
         PromptRefused if the engine cannot serve this prompt, EngineFailed if the engine is broken,
         MalformedMessage if a completion is no Rollout.
         """
@@ -162,10 +162,10 @@ class Conversations(Completions):
     async def generate(self, request_id: str, ticket: Ticket, begun: Begun = ()) -> tuple[Rollout, ...]:
         """Return the ticket's conversations as rollouts, in order of their index, once all ended.
 
-        `request_id` is their common name, for `abort`. Those in `begun` are returned as they are. A
+        `request_id` is their common name, for `abort`. Those in `begun` are returned unchanged. A
         conversation whose episode broke has a failure. Raise EpisodeFailed unless two conversations, or
-        a ticket's only one, are without a failure. Raise Aborted after `abort`, with those that ended:
-        the others begin again with their first turn, and the tokens of their turns are lost. If the
+        a ticket's only one, are without a failure. After `abort` raise Aborted with the conversations
+        that have ended: the others restart at their first turn, and their tokens are lost. If the
         engine fails at one, cancel the others and raise the first error: PromptRefused for this ticket's
         fault, EngineFailed for a broken engine, MalformedMessage for a completion that is no Rollout.
         """

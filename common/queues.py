@@ -18,7 +18,7 @@ from penstock.common.broker.acl import default_folder, write_users
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import started_server
-from penstock.common.broker.scale import Scale
+from penstock.common.broker.scale import MOST, Scale
 from penstock.common.config.command import (
     CommandGroup,
     Result,
@@ -365,10 +365,12 @@ class ScaleRoles(QueueCommand):
     @field_validator("wishes")
     @classmethod
     def _are_counts(cls, wishes: list[str]) -> list[str]:
-        """Return `wishes`. Raise ValueError unless each is a role, `=` and a count."""
+        """Return `wishes`. Raise ValueError unless each is a role, `=` and a count of at most MOST."""
         for wish in wishes:
             if not re.fullmatch(r"[\w-]+=[0-9]{1,4}", wish):
                 raise ValueError(f"expected ROLE=COUNT, such as actor=3, found {wish}")
+            if int(wish.partition("=")[2]) > MOST:
+                raise ValueError(f"expected at most {MOST} processes of a role, found {wish}")
         return wishes
 
     def read(self, connection: Connection) -> Result:

@@ -69,6 +69,7 @@ def test_queues_scale_asks_the_only_one_or_the_one_that_is_named(
         (["actor=3", "learner=2"], "with the role learner"),
         (["actor=1", "--host", "three"], "on three to scale, expected one. There are: one-1"),
         (["actor=many"], "expected ROLE=COUNT, such as actor=3, found actor=many"),
+        (["actor=9999"], "expected at most 4096 processes of a role, found actor=9999"),
         (["actor=1", "-5"], "expected"),
     ],
 )

@@ -32,6 +32,7 @@ class Watching:
 
     def __init__(self, site: TerminalSite) -> None:
         self.last: dict[str, Any] = {}
+        self._site = site
         self._process = subprocess.Popen(
             [sys.executable, "-m", "penstock.common.queues", "watch", "--json"],
             cwd=ROOT, env=os.environ | site.variables, stdout=subprocess.PIPE, text=True,
@@ -42,6 +43,17 @@ class Watching:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.last = json.loads(line)
+
+    def and_the_screen_say(self, words: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Wait until screen and watch say `words`; `meanwhile` is called before each look."""
+
+        def says(text: str) -> bool:
+            meanwhile()
+            return words in text
+
+        shown, where = self._site.shown, f"{words!r} on the screen"
+        self._site.wait_for(lambda: says(" ".join(shown())), where, WITHIN_S)
+        wait_until(lambda: says(self.last.get("limit", "")), words, WITHIN_S)
 
     def wait(self) -> int:
         """Its exit code."""
@@ -62,14 +74,7 @@ def test_the_screen_and_the_watch_name_what_stops_a_run(tmp_path: Path) -> None:
             site.wait_for(lambda: site.steps() >= 3, "three steps")
             watching = Watching(site)
 
-            def both_say(words: str, meanwhile: Callable[[], object] = lambda: None) -> None:
-                def says(text: str) -> bool:
-                    meanwhile()
-                    return words in text
-
-                site.wait_for(lambda: says(" ".join(site.shown())), f"{words!r} on the screen", WITHIN_S)
-                wait_until(lambda: says(watching.last.get("limit", "")), words, WITHIN_S)
-
+            both_say = watching.and_the_screen_say
             both_say("the limit")
             workers = watching.last["workers"]
             assert {one["role"] for one in workers.values()} == {"actor", "rewarder"}
