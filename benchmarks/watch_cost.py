@@ -2,9 +2,9 @@
 
     python -m benchmarks.watch_cost [--json]
 
-A run of eight actors on a real queue server, a screen of 100 x 30. There is a look every second, and a
-sign of each process every two. The goal is at most 1% of the run's processor time. The demo uses 1.3 s
-of processor time per second, so that is 13 ms, and under 1 MB on the server.
+A run of eight actors on a real queue server, a screen of 100 x 30. There is a look every two seconds,
+and a sign of each process too. The goal is at most 1% of the run's processor time. The demo uses 1.3 s
+of processor time per second, so that is 26 ms for two seconds, and under 1 MB on the server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.common.monitor.watch import RunWatch
 from penstock.learner.report.progress_writer import ProgressWriter
 from penstock.learner.streams.learner_queue import LearnerQueue
 
-GOAL_MS, GOAL_BYTES = 13.0, 1e6
+GOAL_MS, GOAL_BYTES = 26.0, 1e6
 _ACTORS, _TIMES = 8, 200
 
 
@@ -69,7 +69,7 @@ def measure(connection: Connection, keys: Keys) -> dict[str, float]:
     with Live(console=console, screen=True, auto_refresh=False) as live:
 
         def look() -> None:
-            """Look and draw, as the live screen does each second."""
+            """Look and draw, as the live screen does every two seconds."""
             now, sentence = watch.look()
             live.update(render(now, sentence, ["a line of the log"] * 20, 100, 30), refresh=True)
 
@@ -93,7 +93,8 @@ def main() -> int:
             f"a look {found['look_ms']:.1f} ms and {found['server_ms']:.2f} ms of the server, "
             f"a sign {found['sign_ms']:.2f} ms; {found['bytes']:.0f} bytes"
         )
-    return int(found["look_ms"] + found["server_ms"] > GOAL_MS or found["bytes"] > GOAL_BYTES)
+    spent_ms = found["look_ms"] + found["server_ms"] + _ACTORS * found["sign_ms"]
+    return int(spent_ms > GOAL_MS or found["bytes"] > GOAL_BYTES)
 
 
 if __name__ == "__main__":

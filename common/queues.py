@@ -47,7 +47,7 @@ from penstock.common.monitor.watch import Looks, RunWatch, heartbeat_line
 from penstock.common.role import stop_on_signals
 from penstock.common.text import one_line, short
 
-_WATCH_EVERY_S = 1.0
+_WATCH_EVERY_S = 2.0
 _DEAD_SHOWN = 1000
 
 
@@ -115,7 +115,7 @@ class Status(QueueCommand):
 
 
 class Watch(QueueCommand):
-    """Show step, reward, what limits the run and its processes, every second until the run's end.
+    """Show step, reward, what limits the run and its processes, until the run's end.
 
     Ctrl-C ends the watching alone. Without a terminal, or with --json, each look is printed.
     """
@@ -155,7 +155,7 @@ class Watch(QueueCommand):
             self.show(Result(text, [overview_row(now, sentence)]))
 
     def _each(self, looks: Looks, stopping: threading.Event) -> Iterator[tuple[Overview | None, str]]:
-        """Yield the newest look every second, until the run has ended or `stopping`.
+        """Yield the newest look every two seconds, until the run has ended or `stopping`.
 
         `penstock up` may stop its server between two looks. After a run's last step that is the end.
         """
@@ -403,7 +403,7 @@ class Queues(CommandGroup):
 
     status: CliSubCommand[Status] = Field(description="step, reward, limit, processes, streams, totals")
     audit: CliSubCommand[Audit] = Field(description="check that every ticket ended or is in flight")
-    watch: CliSubCommand[Watch] = Field(description="step, reward, limit and processes, every second")
+    watch: CliSubCommand[Watch] = Field(description="step, reward, limit and processes, again and again")
     dead: CliSubCommand[Dead] = Field(description="the newest tickets that failed too often, and why")
     export: CliSubCommand[Export] = Field(description="serve the run's state to Prometheus")
     acl: CliSubCommand[Acl] = Field(description="write a user per role, with what the role needs")

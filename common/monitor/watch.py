@@ -1,4 +1,4 @@
-"""A look at a run every second, for `penstock up` and `queues watch`."""
+"""A look at a run every two seconds, for `penstock up` and `queues watch`."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from penstock.common.monitor.limit import Fault, LimitWatch
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.monitor.screen import duration, heartbeat
 
-_EVERY_S, _SILENT_S, _JOIN_S = 1.0, 5.0, 5.0
+_EVERY_S, _SILENT_S, _JOIN_S = 2.0, 5.0, 5.0
 
 
 class RunWatch:
@@ -56,7 +56,7 @@ class RunWatch:
 
 
 class Looks:
-    """Looks at a run every second in a thread: a server that hangs stops nobody who asks for the latest.
+    """Looks at a run every two seconds in a thread: a server that hangs stops nobody who asks.
 
     A context, which starts the thread. At its end the connection is closed, unless a look still hangs.
     """
@@ -81,7 +81,7 @@ class Looks:
             self._watch.close()
 
     def _look(self) -> None:
-        """Look every second until the context ends."""
+        """Look every two seconds until the context ends."""
         while True:
             self._seen = self._watch.look()
             self._seen_at = time.monotonic()

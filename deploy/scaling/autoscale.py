@@ -13,6 +13,7 @@ suggests 3. With 3 it waits 5%. 2 are tried, are too few, and 3 stay.
 """
 
 import math
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.process_signs import LearnerProgress
 from penstock.common.broker.scale import Scale
-from penstock.common.errors import RunNotReady, ServerUnavailable
+from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.queues import QueueCommand
 from penstock.common.role import stop_on_signals
@@ -139,11 +140,12 @@ class Autoscale(QueueCommand):
         """Look at the run each second, and ask for actors; return 0 at its end, or when told to stop.
 
         Print a line for each change. Raise ConfigError without the one `penstock up`, or without the
-        right to ask, and ServerUnavailable if the server goes away before the run's last step.
+        right to ask, and ServerUnavailable if the server goes away before the run's last step. Either is
+        waited for, for RUN_CONNECT_TIMEOUT_S.
         """
         measuring = Measuring(Rule(self.least, self.most, self.target_wait))
         scale, stopping = Scale(connection, Keys(self.run.name)), stop_on_signals()
-        made_all = False
+        made_all, found_at = False, -math.inf
         while not stopping.wait(_LOOK_EVERY_S):
             try:
                 now = read_overview(connection, self.run.name)
@@ -152,8 +154,12 @@ class Autoscale(QueueCommand):
                 if now.progress:
                     made_all = now.progress.step >= now.progress.steps
                     self._look(scale, measuring, now, now.progress)
+                    found_at = time.monotonic()
             except RunNotReady:
                 continue  # the learner starts
+            except ConfigError:
+                if time.monotonic() - found_at > self.run.connect_timeout_s:
+                    raise  # `penstock up` was never there, or does not start again
             except ServerUnavailable:
                 if made_all:
                     break

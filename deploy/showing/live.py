@@ -19,7 +19,7 @@ from penstock.common.monitor.screen import duration, render
 from penstock.common.monitor.watch import Looks, RunWatch, heartbeat_line
 from penstock.deploy.child import Report
 
-_REFRESH_S, _HEARTBEAT_S, _JOIN_S = 1.0, 30.0, 5.0
+_REFRESH_S, _HEARTBEAT_S, _JOIN_S = 2.0, 30.0, 5.0
 _KEPT_LINES, _JOINING_S = 200, 600.0
 STOPPING = (
     "Stopping: the learner writes a checkpoint, then the others end, within a minute. Once more Ctrl-C "
@@ -102,7 +102,7 @@ class Heartbeat(Show):
         self._report(report)
 
     def _show(self) -> None:
-        """Report the line every 30 s, and at once when the run stands still. Look every second."""
+        """Report the line every 30 s, and at once when the run stands still."""
         reported_at, had_fault = time.monotonic(), False
         while not self._ended.wait(_REFRESH_S):
             now, sentence = self.look()
@@ -129,7 +129,7 @@ class LiveScreen(Show):
             self._lines.append(line)
 
     def _show(self) -> None:
-        """Draw the screen every second, at the terminal's present size."""
+        """Draw the screen every two seconds, at the terminal's present size."""
         with Live(console=self._console, screen=True, auto_refresh=False) as live:
             while not self._ended.wait(_REFRESH_S):
                 now, sentence = self.look()

@@ -7,7 +7,9 @@ import itertools
 import math
 import random
 import threading
+import time
 from collections import Counter, deque
+from typing import Any
 
 import pytest
 
@@ -169,6 +171,7 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
     connection: Connection, keys: Keys, run_name: str, queue_server: LocalServer,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    """Also if that `penstock up` is away for a while."""
     monkeypatch.setattr(autoscale, "_LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(autoscale, "stop_on_signals", threading.Event)
     monkeypatch.setenv("REDIS_URL", queue_server.url)
@@ -176,6 +179,14 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
     Run(connection, keys)
     scale = Scale(connection, keys)
     scale.tell("one-1", "one", {"actor": 1})
+    looked, look = threading.Event(), Measuring.look
+    signals = iter([looked.set])  # after the first look alone
+
+    def look_and_tell(*arguments: Any) -> int | None:
+        next(signals, lambda: None)()
+        return look(*arguments)
+
+    monkeypatch.setattr(Measuring, "look", look_and_tell)
 
     def play() -> None:
         """The learner's steps, of which it waits 70%, until the wish, then the end."""
@@ -185,6 +196,11 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
                 connection, keys.processes, "a", WorkerSign("actor", "one", now, "", "", 1.0, 9.0)
             )
             write_sign(connection, keys.processes, "learner", progress(step, 0.7))
+            if looked.is_set():
+                scale.leave("one-1")
+                time.sleep(0.2)
+                scale.tell("one-1", "one", {"actor": 1})
+                looked.clear()
             if scale.wishes("one-1"):
                 break
         connection.execute("SET", keys.state, "ended")

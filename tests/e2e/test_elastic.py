@@ -20,6 +20,7 @@ from penstock.common.errors import RunNotReady
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.monitor.overview import read_overview
 from penstock.common.monitor.snapshot import read_audit
+from tests.chaos.tokens import read_diary
 from tests.e2e.forked import Forked, ForkedSite
 from tests.e2e.site import FAKE_PROCFILE, ROOT, Site
 from tests.e2e.test_two_hosts import FAKE, LEARNER, Hosts, hosts
@@ -35,7 +36,10 @@ VARIABLES = {
     "LEARNER_MAX_STEPS": "100000", "LEARNER_EVAL_DATASET": "", "LEARNER_MAX_STALENESS": "8",
     "LEARNER_NUM_GENERATIONS": "2", "ACTOR_MAX_NUM_SEQS": "2", "FAKE_TOKEN_DELAY_S": "0.1",
     "OMP_NUM_THREADS": "1",
+    "ACTOR_GRACE_S": "10",  # they give back at once
+    "RUN_LEASE_S": "10",  # a lease that runs out on a slow machine would cost tokens too
 }  # fmt: skip
+DIARY = "diary.jsonl"
 A_SECOND_EACH = {
     "LEARNER_MAX_COMPLETION_LENGTH": "1", "FAKE_TOKEN_DELAY_S": "1.0", "LEARNER_GROUPS_PER_STEP": "8",
 }  # fmt: skip
@@ -106,6 +110,7 @@ def come_and_go(fleet: Fleet, start_by_hand, measures: bool) -> tuple[float, flo
     )
     fleet.ask(3)
     fleet.wait_for(3)
+    assert read_diary(fleet.site.folder / DIARY).lost == 0  # three actors were told to end
     fleet.site.kill("actor.2")
     os.kill(fleet.site.pid_of("actor.3"), signal.SIGTERM)
     fleet.site.wait_for(lambda: sum(map(fleet.started, again)) == 6, "both to be started again")
@@ -121,7 +126,8 @@ def test_actors_come_and_go_in_one_run_and_nothing_is_lost(
     host: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if host == "same":
-        site: Site = ForkedSite(tmp_path, FAKE_PROCFILE, **VARIABLES)
+        diary = {"FAKE_DIARY": str(tmp_path / DIARY)}
+        site: Site = ForkedSite(tmp_path, FAKE_PROCFILE, **VARIABLES, **diary)
         site.start()
         elsewhere = os.environ | site.variables | {"RUN_DIR": str(tmp_path / "elsewhere")}
         fleet = Fleet(site)
