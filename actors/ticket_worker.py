@@ -312,7 +312,7 @@ class TicketWorker:
         except Aborted as aborted:
             await self._give_back(job, aborted)
         except EngineFailed:
-            if not self._stopping.is_set():  # Ctrl-C reaches the engine's processes as well
+            if not self._stopping.is_set():  # whatever ended the engine comes from outside then
                 raise
             await self._give_back(job)
         except (PromptRefused, EpisodeFailed, MalformedMessage) as error:
@@ -497,16 +497,15 @@ class TicketWorker:
                 f"goes back with its tokens (ACTOR_GRACE_S={grace_s:g})."
             )
             await asyncio.wait(self._serving, timeout=sampling_s)
-        unfinished = self._held.running
-        for job in unfinished:
-            await self._groups.abort(job.request_id)
-        stuck: set[asyncio.Task[None]] = set()
-        if self._serving:
-            _, stuck = await asyncio.wait(self._serving, timeout=_ABORT_S)
+        unfinished, deadline = self._held.running, time.monotonic() + _ABORT_S
+        while self._serving and time.monotonic() < deadline:
+            for job in self._held.running:  # again and again: a request may not have reached the engine
+                await self._groups.abort(job.request_id)
+            await asyncio.wait(self._serving, timeout=_ABORT_S / 10)
         for job in (one for one in self._held.running if not one.over):
             self._note_lost(self._groups.sampled(job.request_id))
             await self._give_back(job)
-        for task in stuck:
+        for task in self._serving:
             task.cancel()
         if unfinished:
             log.info(f"Gave {len(unfinished)} unfinished tickets back; {self._lost} tokens are lost.")

@@ -18,9 +18,11 @@ Settings of vLLM that make its numbers the ones that the learner expects:
 import asyncio
 import dataclasses
 import difflib
+import multiprocessing
 import operator
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -36,6 +38,7 @@ from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import ConfigError, EngineFailed
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.heavy_imports import heavy_imports
+from penstock.common.role import spared_processes
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, Span, Weights
@@ -58,6 +61,9 @@ VERSIONS = ((0, 25), (0, 32))
 """The first and the last version of vLLM that an actor starts. docs/releasing.md tells their tests."""
 
 _WITHOUT_ADAPTERS = ", or set LEARNER_LORA_PUBLISH_MERGED=true if vLLM has no adapters for this model"
+
+_END_S = 0.5
+"""From when vLLM is told to end until its processes are killed: by then it expects it."""
 
 _CPU_BATCH_TOKENS = 4096
 """Prompt tokens per step on a CPU; the model length, if that is longer."""
@@ -96,7 +102,8 @@ class VllmEngine:
         arguments = AsyncEngineArgs(**engine_arguments(settings, contract, model))
         counters = [_step_counter(self._counts)]
         try:
-            self._llm: Any = AsyncLLM.from_engine_args(arguments, stat_loggers=counters)
+            with spared_processes():
+                self._llm: Any = AsyncLLM.from_engine_args(arguments, stat_loggers=counters)
         except Exception as error:  # vLLM's start raises whatever its parts raise
             raise EngineFailed(
                 f"vLLM did not start on {model}: {error}; correct the ACTOR_* settings, or the model"
@@ -112,7 +119,10 @@ class VllmEngine:
 
     async def stop(self) -> None:
         """End the engine and its processes; it cannot be used afterwards. Call this once."""
+        ending = threading.Timer(_END_S, _kill_processes)  # they are spared vLLM's SIGTERM
+        ending.start()
         self._llm.shutdown()
+        ending.cancel()
         del self._llm  # freed now: at the interpreter's end its __del__ would print an error
 
     async def generate(
@@ -380,6 +390,12 @@ def _advice(settings: ActorSettings, max_model_len: int) -> str:
     except (RuntimeError, AssertionError) as error:  # CUDA may be what kept vLLM from its start
         return f"the GPU does not answer either ({error}): see `penstock doctor`"
     return memory_advice(settings, max_model_len, gpu)
+
+
+def _kill_processes() -> None:
+    """Kill vLLM's engine process. Its workers end with it, and at the latest the guard ends them."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -5,6 +5,9 @@ import signal
 import socket
 import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from types import FrameType
 
 from penstock.common.broker.connection import Connection
@@ -47,6 +50,22 @@ def ending_signals() -> list[signal.Signals]:
     """Return the signals that end a process in order; SIGHUP is not among them under nohup."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
+@contextmanager
+def spared_processes() -> Iterator[None]:
+    """Let processes that this thread starts in this context not notice the signals that end a role.
+
+    Slurm, or Ctrl-C in a terminal, sends a signal to a role and to its processes alike. Those end with
+    what the role has yet to hand over; spared ones the role has to kill. This process notices signals
+    that come meanwhile, in another thread or afterwards.
+    """
+    resource_tracker.ensure_running()  # its start, at the first spawn, unblocks the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Connection:

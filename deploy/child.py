@@ -1,6 +1,7 @@
 """One supervised process, in a session of its own. Its output is passed on line by line."""
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -46,8 +47,9 @@ class Child:
 
     The name is that of `service` and `number`, such as "actor.2". `report` is called with each start and
     line of output. The process gets `variables` beside those of all processes. The supervisor sets
-    `wanted`, `failures` (in a row) and `due_at` (time of the next start); `lived_s` has the last
-    process's seconds from start to end. Creating one starts nothing.
+    `wanted`, `failures` (in a row), `due_at` (time of the next start) and `end_by` (time from which on
+    it is killed, if it is not wanted); `lived_s` has the last process's seconds from start to end.
+    Creating one starts nothing.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Child:
         self.wanted = True
         self.failures = 0
         self.due_at = 0.0
+        self.end_by = math.inf
         self.lived_s = 0.0
         self._report, self._variables = report, dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None

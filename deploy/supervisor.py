@@ -10,6 +10,7 @@ when an essential service fails too often in a row, or by `stop()` or `leave()`.
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,17 +138,27 @@ class Supervisor:
     def _scale(self) -> None:
         """Add and end processes until each role has as many as were asked for, the newest first.
 
-        A process that is not wanted gets SIGTERM, has all the time that it needs, and is then forgotten.
+        A process that is not wanted gets SIGTERM, SIGKILL after `terminate_s`, and is then forgotten.
         """
         self.children = [one for one in self.children if one.wanted or one.running]
+        self._kill_late()
         for role, count in list(self._asked.items()):
             wanted = [one for one in self.children if one.wanted and one.service.name == role]
             for child in reversed(wanted[count:]):
-                child.wanted = False
+                child.wanted, child.end_by = False, time.monotonic() + self._limits.terminate_s
                 child.terminate()
                 self._say(child, f"Told to end: {count} of the {role}s are asked for.", kind="run")
             for _ in range(count - len(wanted)):
                 self._add(self._scaled[role])
+
+    def _kill_late(self) -> None:
+        """Kill the processes that are not wanted and had their time to end, and say so."""
+        for child in self.children:
+            if time.monotonic() >= child.end_by:
+                child.end_by = math.inf
+                child.kill()
+                text = f"Killed, as it did not end in {self._limits.terminate_s:g} s."
+                self._say(child, text, kind="run")
 
     def _add(self, service: Service) -> None:
         """Add a process of `service`, with the first number that is free, if it gets the GPUs it needs.

@@ -72,10 +72,13 @@ class Scale:
         return {name: one for name, one in signs.items() if abs(now_ms - one.at_ms) < _GONE_MS}
 
     def wish(self, name: str, role: str, count: int) -> None:
-        """Ask the `penstock up` called `name` for `count` processes of `role`; forget ended ones."""
+        """Ask the `penstock up` called `name` for `count` processes of `role`. Forget gone ones."""
         fields, running = self._connection.execute("HGETALL", self._keys.scale), self.running()
         if old := [one for one in fields if text(one).rpartition("/")[0] not in running]:
             self._connection.execute("HDEL", self._keys.scale, *old)
+        signs = self._connection.execute("HGETALL", self._keys.supervisors)
+        if gone := [one for one in signs if text(one) not in running]:
+            self._connection.execute("HDEL", self._keys.supervisors, *gone)
         self._connection.execute("HSET", self._keys.scale, f"{name}/{role}", count)
 
     def choose(self, host: str, role: str) -> str:

@@ -34,10 +34,12 @@ def partial_of(a_run: Run) -> bytes:
     return fields.get(b"p", b"")
 
 
-def preempt(a_run: Run, start_actor: StartActor, ticket: Ticket, **settings: float) -> Begun:
+def preempt(
+    a_run: Run, start_actor: StartActor, ticket: Ticket, engine: FakeEngine | None = None
+) -> Begun:
     """Let an actor sample some tokens of a ticket and end; return what it gave back."""
-    engine = FakeEngine(token_delay_s=0.02)
-    actor = start_actor(engine, **{"grace_s": 0.1} | settings)
+    engine = engine or FakeEngine(token_delay_s=0.02)
+    actor = start_actor(engine, grace_s=0.1)
     wait_until(lambda: engine.tokens_generated() > 8 * ticket.num_generations, "some tokens")
     actor.stop()
     assert actor.error is None
@@ -76,6 +78,29 @@ def test_another_actor_continues_what_one_that_ends_has_sampled(
     actors = {span.actor for rollout in group.rollouts for span in rollout.spans}
     assert len(actors) == 3
     assert a_run.connection.execute("HGET", a_run.keys.costs, LOST_TOKENS) is None
+
+
+class Slow(FakeEngine):
+    """An engine that a request reaches a while after it was made: the first abort finds none."""
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self.missed:
+            await super().abort(request_id)
+        self.missed.add(request_id)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.missed: set[str] = set()
+
+
+def test_a_request_that_reaches_the_engine_after_its_abort_is_aborted_too(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    ticket = a_run.ticket(0, num_generations=8, sampling=LONG)
+    a_run.issue(ticket)
+    begun = preempt(a_run, start_actor, ticket, Slow(token_delay_s=0.02))
+    assert sum(len(one.token_ids) for one in begun if one) > 64
 
 
 def test_what_is_finished_within_the_grace_period_is_handed_over(

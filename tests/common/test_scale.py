@@ -99,6 +99,7 @@ def test_one_that_ended_is_not_asked_and_its_wishes_are_forgotten(
     scale.tell("two-2", "two", {"actor": 1})
     scale.wish(scale.choose("", "actor"), "actor", 2)
     assert connection.execute("HGETALL", keys.scale) == {b"two-2/actor": b"2"}
+    assert list(connection.execute("HGETALL", keys.supervisors)) == [b"two-2"]
 
 
 def test_what_strangers_write_is_left_out(scale: Scale, connection: Connection, keys: Keys) -> None:

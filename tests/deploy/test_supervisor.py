@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -301,6 +302,17 @@ def test_more_and_fewer_workers_run_as_asked_and_nobody_else_starts_again(shifts
         1
     ] * 3
     assert not shift.said("learner.2", "")
+
+
+def test_a_worker_that_does_not_end_when_there_are_to_be_fewer_is_killed(shifts: list[Shift]) -> None:
+    commands = {"learner": STAYS, "actor": STUBBORN}
+    shift = begin(shifts, commands, limits=replace(LIMITS, terminate_s=0.5))
+    shift.supervisor.ask("actor", 2)
+    shift.wait_for("actor.2", "here")
+    shift.supervisor.ask("actor", 1)
+    shift.wait_for("actor.2", "Killed by SIGKILL")
+    shift.wait_for("actor.2", "Killed, as it did not end in 0.5 s.")
+    assert len(shift.said("actor.1", "Started")) == len(shift.said("learner.1", "Started")) == 1
 
 
 def test_a_worker_more_gets_a_free_gpu_or_waits_for_one(shifts: list[Shift]) -> None:
