@@ -16,9 +16,9 @@ Settings of vLLM that make its numbers the ones that the learner expects:
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import difflib
-import multiprocessing
 import operator
 import os
 import re
@@ -62,8 +62,9 @@ VERSIONS = ((0, 25), (0, 32))
 
 _WITHOUT_ADAPTERS = ", or set LEARNER_LORA_PUBLISH_MERGED=true if vLLM has no adapters for this model"
 
-_END_S = 0.5
-"""From when vLLM is told to end until its processes are killed: by then it expects it."""
+_SHUTDOWN_S, _END_S = 5.0, 0.5
+"""For vLLM's engine process to end its workers and free shared memory; then, from when vLLM expects its
+end, until it is killed."""
 
 _CPU_BATCH_TOKENS = 4096
 """Prompt tokens per step on a CPU; the model length, if that is longer."""
@@ -102,7 +103,7 @@ class VllmEngine:
         arguments = AsyncEngineArgs(**engine_arguments(settings, contract, model))
         counters = [_step_counter(self._counts)]
         try:
-            with spared_processes():
+            with spared_processes() as self._processes:
                 self._llm: Any = AsyncLLM.from_engine_args(arguments, stat_loggers=counters)
         except Exception as error:  # vLLM's start raises whatever its parts raise
             raise EngineFailed(
@@ -119,11 +120,19 @@ class VllmEngine:
 
     async def stop(self) -> None:
         """End the engine and its processes; it cannot be used afterwards. Call this once."""
-        ending = threading.Timer(_END_S, _kill_processes)  # they are spared vLLM's SIGTERM
+        with contextlib.suppress(Exception):  # of an engine that is dead or hangs
+            shutdown = self._llm.engine_core.call_utility_async("shutdown")
+            await asyncio.wait_for(shutdown, _SHUTDOWN_S)
+        ending = threading.Timer(_END_S, self._kill)  # SIGTERM, by which vLLM ends it, is blocked
         ending.start()
         self._llm.shutdown()
         ending.cancel()
         del self._llm  # freed now: at the interpreter's end its __del__ would print an error
+
+    def _kill(self) -> None:
+        """Kill vLLM's engine process. Its workers end with it, and at the latest the guard ends them."""
+        for process in self._processes:
+            process.kill()
 
     async def generate(
         self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int,
@@ -390,12 +399,6 @@ def _advice(settings: ActorSettings, max_model_len: int) -> str:
     except (RuntimeError, AssertionError) as error:  # CUDA may be what kept vLLM from its start
         return f"the GPU does not answer either ({error}): see `penstock doctor`"
     return memory_advice(settings, max_model_len, gpu)
-
-
-def _kill_processes() -> None:
-    """Kill vLLM's engine process. Its workers end with it, and at the latest the guard ends them."""
-    for process in multiprocessing.active_children():
-        process.kill()
 
 
 def _check_names(names: Iterable[str]) -> None:

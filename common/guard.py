@@ -8,6 +8,7 @@ what the role left: processes with its variable, and those that the guard saw be
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -46,7 +47,10 @@ def _watch(pid: int) -> None:
 
     Killed, but for guards, are descendants that were seen, once per second, and processes with this
     guard's mark PENSTOCK_GUARD, searched for at once and 0.2 s later. Exit with code 1 without the mark.
+    SIGINT, SIGTERM and SIGHUP are ignored: who sends them to all processes sends them to the role too.
     """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if MARK not in os.environ:
         sys.exit(f"guard: the variable {MARK} is not set; a guard is started by guard_children() alone")
     seen, gone = set[psutil.Process](), False

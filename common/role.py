@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from penstock.common.broker.connection import Connection
@@ -53,19 +54,31 @@ def ending_signals() -> list[signal.Signals]:
 
 
 @contextmanager
-def spared_processes() -> Iterator[None]:
-    """Let processes that this thread starts in this context not notice the signals that end a role.
+def spared_processes() -> Iterator[list[BaseProcess]]:
+    """Let processes of `multiprocessing` that start in this context not notice signals that end a role.
 
-    Slurm, or Ctrl-C in a terminal, sends a signal to a role and to its processes alike. Those end with
-    what the role has yet to hand over; spared ones the role has to kill. This process notices signals
-    that come meanwhile, in another thread or afterwards.
+    Slurm, or Ctrl-C in a terminal, sends a signal to a role and to its processes alike. They would end
+    with what the role has yet to hand over. Spared ones, which are in the yielded list, the role has to
+    kill. Their processes are spared too.
     """
-    resource_tracker.ensure_running()  # its start, at the first spawn, unblocks the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending_signals())
+    started: list[BaseProcess] = []
+    start = BaseProcess.start
+
+    def start_spared(process: BaseProcess) -> None:
+        """Start `process` with the signals blocked, as they then stay for it."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ending_signals())
+        try:
+            start(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        started.append(process)
+
+    resource_tracker.ensure_running()  # its own start, at the first spawn, would unblock the signals
+    BaseProcess.start = start_spared  # type: ignore[method-assign, assignment]
     try:
-        yield
+        yield started
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        BaseProcess.start = start  # type: ignore[method-assign]
 
 
 def connect(redis_url: str, run: RunSettings, stopping: threading.Event) -> Connection:

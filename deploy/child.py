@@ -69,7 +69,7 @@ class Child:
         self._report, self._variables = report, dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
-        self._started_at = 0.0
+        self._started_at, self._told = 0.0, False
 
     @property
     def running(self) -> bool:
@@ -92,7 +92,7 @@ class Child:
             self.service.command, env={**environment, **self._variables}, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        self._started_at = time.monotonic()
+        self._started_at, self._told = time.monotonic(), False
         self._report(Report(self.name, "started", f"Started as process {self._process.pid}."))
         self._reader = threading.Thread(target=self._report_output, args=(self._process,), daemon=True)
         self._reader.start()
@@ -116,11 +116,13 @@ class Child:
     def terminate(self) -> None:
         """Send SIGTERM to the process alone: it ends its own children. Without a process, do nothing.
 
-        The end is not waited for. A process stopped by SIGSTOP is continued, because it would not handle
-        SIGTERM.
+        Each process gets it once: a second one ends a role without its work. The end is not waited for.
+        A process stopped by SIGSTOP is continued, because it would not handle SIGTERM.
         """
         if self._process is not None:
-            self._process.terminate()
+            if not self._told:
+                self._process.terminate()
+            self._told = True
             self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:

@@ -19,7 +19,7 @@ from typing import Literal
 from penstock.common.deadline import Deadline
 from penstock.common.errors import NEVER_RESTARTED, ServerUnavailable
 from penstock.deploy.child import Child, Report, Service, describe_end
-from penstock.deploy.devices import LEARNER, DevicePlan, Gpus, variables_of
+from penstock.deploy.devices import ACTOR, LEARNER, DevicePlan, Gpus, variables_of
 
 LEARNER_STAGE, WORKER_STAGE, SERVER_STAGE = 0, 1, 2
 _COMMAND_NOT_FOUND = frozenset({126, 127})
@@ -138,15 +138,18 @@ class Supervisor:
     def _scale(self) -> None:
         """Add and end processes until each role has as many as were asked for, the newest first.
 
-        A process that is not wanted gets SIGTERM, SIGKILL after `terminate_s`, and is then forgotten.
+        A process that is not wanted gets SIGTERM, an actor SIGKILL after `terminate_s`; then it is
+        forgotten.
         """
         self.children = [one for one in self.children if one.wanted or one.running]
         self._kill_late()
         for role, count in list(self._asked.items()):
             wanted = [one for one in self.children if one.wanted and one.service.name == role]
             for child in reversed(wanted[count:]):
-                child.wanted, child.end_by = False, time.monotonic() + self._limits.terminate_s
+                child.wanted = False
                 child.terminate()
+                if role == ACTOR:  # a rewarder's time to end depends on the judges that it asks
+                    child.end_by = time.monotonic() + self._limits.terminate_s
                 self._say(child, f"Told to end: {count} of the {role}s are asked for.", kind="run")
             for _ in range(count - len(wanted)):
                 self._add(self._scaled[role])

@@ -10,7 +10,7 @@ from penstock.common.monitor.overview import GONE_S, Overview
 from penstock.common.phases import WAITING_FOR_GROUPS, WAITING_FOR_ROOM
 from penstock.common.text import counted, short
 
-_WINDOW_S = 8.0
+_WINDOW_S = 16.0
 _LITTLE, _MUCH, _BUSY = 0.1, 0.4, 0.8
 _MANY_DEAD = 5
 _ADD = {"actor": "`penstock up --actors`", "rewarder": "`penstock up --rewarders`"}
@@ -47,7 +47,7 @@ class LimitWatch:
 
         It is a Fault if the run stands still, and a Cause if a role has no process.
         The learner's share of waiting is that of its newest steps. If the last one is long ago, the
-        share is that of the overviews of the last 8 s.
+        share is that of the overviews of the last 16 s.
         """
         present = time.monotonic()
         self._samples.append((present, now.learner.phase == WAITING_FOR_GROUPS))

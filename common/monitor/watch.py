@@ -10,7 +10,7 @@ from penstock.common.monitor.limit import Fault, LimitWatch
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.monitor.screen import duration, heartbeat
 
-_EVERY_S, _SILENT_S, _JOIN_S = 2.0, 5.0, 5.0
+_EVERY_S, _SILENT_S, _JOIN_S = 2.0, 6.0, 5.0
 
 
 class RunWatch:
@@ -90,11 +90,11 @@ class Looks:
                 return
 
     def wait(self) -> None:
-        """Wait for the first look, for up to 5 s."""
+        """Wait for the first look, for up to 6 s."""
         self._looked.wait(_SILENT_S)
 
     def latest(self) -> tuple[Overview | None, str]:
-        """Return what the last look found; None and how long none has ended, after 5 s without one."""
+        """Return what the last look found; None and how long none has ended, after 6 s without one."""
         age_s = time.monotonic() - self._seen_at
         if age_s > _SILENT_S:
             return None, Fault(f"The queue server does not answer, since {duration(age_s)}.")

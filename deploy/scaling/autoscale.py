@@ -12,6 +12,7 @@ Example: --min 1 --max 8, and 3 actors are enough. From 1 the learner waits 60% 
 suggests 3. With 3 it waits 5%. 2 are tried, are too few, and 3 stay.
 """
 
+import contextlib
 import math
 import time
 from collections import deque
@@ -25,7 +26,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.process_signs import LearnerProgress
 from penstock.common.broker.scale import Scale
-from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
+from penstock.common.errors import ConfigError, NotPermitted, RunNotReady, ServerUnavailable
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.queues import QueueCommand
 from penstock.common.role import stop_on_signals
@@ -140,11 +141,11 @@ class Autoscale(QueueCommand):
         """Look at the run each second, and ask for actors; return 0 at its end, or when told to stop.
 
         Print a line for each change. Raise ConfigError without the one `penstock up`, or without the
-        right to ask, and ServerUnavailable if the server goes away before the run's last step. Either is
-        waited for, for RUN_CONNECT_TIMEOUT_S.
+        right to ask, and ServerUnavailable if the server goes away before the run's last step. Both are
+        waited for, for RUN_JOIN_TIMEOUT_S, once they were there.
         """
         measuring = Measuring(Rule(self.least, self.most, self.target_wait))
-        scale, stopping = Scale(connection, Keys(self.run.name)), stop_on_signals()
+        stopping = stop_on_signals()
         made_all, found_at = False, -math.inf
         while not stopping.wait(_LOOK_EVERY_S):
             try:
@@ -153,28 +154,42 @@ class Autoscale(QueueCommand):
                     break
                 if now.progress:
                     made_all = now.progress.step >= now.progress.steps
-                    self._look(scale, measuring, now, now.progress)
+                    self._look(connection, measuring, now, now.progress)
                     found_at = time.monotonic()
             except RunNotReady:
                 continue  # the learner starts
-            except ConfigError:
-                if time.monotonic() - found_at > self.run.connect_timeout_s:
-                    raise  # `penstock up` was never there, or does not start again
-            except ServerUnavailable:
+            except NotPermitted:
+                raise
+            except (ConfigError, ServerUnavailable):
                 if made_all:
                     break
-                raise
+                if time.monotonic() - found_at > self.run.join_timeout_s:
+                    raise
+                connection = self._connect_again(connection)
         return 0
 
+    def _connect_again(self, connection: Connection) -> Connection:
+        """Return a connection to the server's present address, which another start changes.
+
+        Without a server it is the old one, closed.
+        """
+        connection.close()
+        with contextlib.suppress(ConfigError, ServerUnavailable):
+            return self.connect()
+        return connection
+
     def _look(
-        self, scale: Scale, measuring: Measuring, now: Overview, progress: LearnerProgress
+        self, connection: Connection, measuring: Measuring, now: Overview, progress: LearnerProgress
     ) -> None:
         """Ask for another number of actors if it is time to. Raise as `ask`."""
+        scale = Scale(connection, Keys(self.run.name))
         name = scale.choose(self.host, ACTOR)
-        actors = scale.running()[name].processes[ACTOR]
+        if (sign := scale.running().get(name)) is None:
+            return  # it has left since
+        actors = sign.processes[ACTOR]
         rates = [one.rate for one in now.running(ACTOR).values()]
         wanted = measuring.look(actors, rates, progress)
         if wanted is not None and wanted != scale.wishes(name).get(ACTOR):
             share = progress.wait_s / max(progress.step_s, progress.wait_s, 1e-9)
-            print(f"{name}: {actors} -> {wanted} actors, as the learner waits {share:.0%}.", flush=True)
             scale.wish(name, ACTOR, wanted)
+            print(f"{name}: {actors} -> {wanted} actors, as the learner waits {share:.0%}.", flush=True)

@@ -99,7 +99,7 @@ def test_a_request_that_reaches_the_engine_after_its_abort_is_aborted_too(
     a_run.announce(0)
     ticket = a_run.ticket(0, num_generations=8, sampling=LONG)
     a_run.issue(ticket)
-    begun = preempt(a_run, start_actor, ticket, Slow(token_delay_s=0.02))
+    begun = preempt(a_run, start_actor, ticket, Slow(token_delay_s=0.05))
     assert sum(len(one.token_ids) for one in begun if one) > 64
 
 

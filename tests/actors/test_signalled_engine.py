@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock.common.broker.costs import LOST_TOKENS
@@ -64,8 +66,10 @@ def test_an_actor_whose_processes_get_its_signal_too_samples_on_in_its_grace_per
     try:
         wait_until(lambda: a_run.groups() or actor.poll() is not None, "a group", 300)
         before = len(a_run.groups())
-        for pid in (actor.pid, *below(actor.pid)):
-            os.kill(pid, signal.SIGTERM)
+        pids = [actor.pid, *below(actor.pid)]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         assert actor.wait(150) == 0
     finally:
         actor.kill()
@@ -73,4 +77,5 @@ def test_an_actor_whose_processes_get_its_signal_too_samples_on_in_its_grace_per
     assert running
     assert len(a_run.groups()) >= before + int(running[1])
     assert a_run.pending() == 0
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "all its processes to be gone")
     assert a_run.connection.execute("HGET", a_run.keys.costs, LOST_TOKENS) is None

@@ -1,18 +1,20 @@
-"""How a guard finds the processes below another one. That it kills them is shown in deploy and e2e."""
+"""How a guard finds the processes below another one, and outlives a signal to all of them."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from penstock.common.guard import below
-from tests.helpers import wait_until
+from tests.helpers import is_dead, wait_until
 
 PROGRAM = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
 
@@ -42,3 +44,32 @@ def test_all_processes_below_are_found(listed, grandchild, monkeypatch):
     assert {grandchild.pid, grandchild.ppid()} <= set(below(os.getpid()))
     assert set(below(grandchild.ppid())) == {grandchild.pid}
     assert below(grandchild.pid) == []
+
+
+ROLE = """
+import subprocess, sys
+from penstock.common.guard import guard_children
+guard_children()
+print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+input()
+"""
+
+
+def test_a_signal_to_all_processes_leaves_the_guard_at_work():
+    role = subprocess.Popen(
+        [sys.executable, "-c", ROLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert role.stdout
+    left = psutil.Process(int(role.stdout.readline()))
+    (guard,) = [one for one in psutil.Process(role.pid).children() if one.pid != left.pid]
+    wait_until(lambda: int(ignored(guard), 16) >> (signal.SIGTERM - 1) & 1, "the guard to be ready")
+    guard.terminate()
+    role.kill()
+    role.communicate()
+    wait_until(lambda: is_dead(left.pid), "what the role left to be killed")
+
+
+def ignored(process: psutil.Process) -> str:
+    """The signals that a process ignores, as the kernel shows them."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(line.split()[1] for line in lines if line.startswith("SigIgn"))

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections import Counter, deque
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from penstock.deploy.__main__ import Penstock
 from penstock.deploy.scaling import autoscale
 from penstock.deploy.scaling.autoscale import Autoscale, Measuring, Rule
 from tests.common.builders import Run
+from tests.helpers import AclUsers
 
 GROUPS, STALENESS, TOKENS_PER_S, START_S = 8, 2, 100, 15.0
 
@@ -211,3 +213,19 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
     playing.join()
     assert scale.wishes("one-1") == {"actor": 3}
     assert capsys.readouterr().out == "one-1: 1 -> 3 actors, as the learner waits 70%.\n"
+
+
+def test_it_ends_without_the_right_to_ask(
+    acl_users: AclUsers, keys: Keys, tmp_path: Path, run_name: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(autoscale, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(autoscale, "stop_on_signals", threading.Event)
+    monkeypatch.setattr(Measuring, "look", lambda *_: 3)
+    monkeypatch.setenv("REDIS_URL_FILE", str(tmp_path / "users" / "reader.url"))
+    monkeypatch.setenv("RUN_NAME", run_name)
+    Run(acl_users.learner, keys)
+    Scale(acl_users.learner, keys).tell("one-1", "one", {"actor": 1})
+    write_sign(acl_users.learner, keys.processes, "learner", progress(1, 0.7))
+    assert execute_command(Penstock, "penstock", ["autoscale", "--max", "8"]) == 78
+    assert "->" not in capsys.readouterr().out

@@ -315,6 +315,25 @@ def test_a_worker_that_does_not_end_when_there_are_to_be_fewer_is_killed(shifts:
     assert len(shift.said("actor.1", "Started")) == len(shift.said("learner.1", "Started")) == 1
 
 
+COUNTS = """
+n=0; trap 'n=$((n+1))' TERM; echo here
+until [ $n -gt 0 ]; do sleep 0.05; done
+sleep 0.5; echo heard $n
+"""
+
+
+def test_a_worker_that_is_ending_hears_nothing_more_of_a_stop(
+    shifts: list[Shift], tmp_path: Path
+) -> None:
+    (script := tmp_path / "counts.sh").write_text(COUNTS)
+    shift = begin(shifts, {"learner": STAYS, "actor": f"sh {script}"})
+    shift.wait_for("actor.1", "here")
+    shift.supervisor.ask("actor", 0)
+    shift.wait_for("actor.1", "Told to end")
+    assert shift.stop() == 0
+    assert shift.said("actor.1", "heard 1")
+
+
 def test_a_worker_more_gets_a_free_gpu_or_waits_for_one(shifts: list[Shift]) -> None:
     commands = {"learner": STAYS, "actor": f"sh -c 'echo sees $CUDA_VISIBLE_DEVICES; {FOREVER}'"}
     plan = DevicePlan(commands, {}, Gpus(tuple("0123")), "learner=0,actor=1-2")
