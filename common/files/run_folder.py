@@ -163,8 +163,13 @@ class LearnerFolder(RunFolder):
         DiskFull if no room came, RunTaken if a later learner has claimed the folder, OSError for other
         failures.
         """
-        path.parent.mkdir(exist_ok=True)
-        self.write(path.name, path, lambda: write_whole(path, data), len(data))
+
+        def write() -> None:
+            """Make the folder if missing, and write the file. Raise OSError."""
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, data)
+
+        self.write(path.name, path, write, len(data))
 
     def write_folder(
         self, what: str, path: Path, fill: Callable[[Path], None], waits: bool = True, sync: bool = True

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from itertools import groupby, repeat
 from pathlib import Path
 from typing import Any, Literal
@@ -152,9 +151,13 @@ class Recorder:
         full disk is waited for. Raise RunTaken, DiskFull, OSError for other failures.
         """
         data = _to_lines(rows)
-        with path.open("ab", buffering=0) as file:
-            write = partial(append_whole, file, data, file.seek(0, os.SEEK_END), sync=False)
-            self._folder.write(path.name, path, write, len(data))
+
+        def append() -> None:
+            """Append the rows. Raise OSError, with nothing appended; opening may need room as well."""
+            with path.open("ab", buffering=0) as file:
+                append_whole(file, data, file.seek(0, os.SEEK_END), sync=False)
+
+        self._folder.write(path.name, path, append, len(data))
 
 
 def _end_of_metrics(path: Path, step: int) -> int:

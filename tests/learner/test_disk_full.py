@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -17,6 +19,7 @@ from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.segments import list_segments, read_journal, valid_length
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Version
+from penstock.learner.report.recorder import Recorder
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
 from penstock.learner.state.versions import write_version
@@ -96,6 +99,28 @@ def test_a_run_that_waited_in_vain_ends_and_is_resumed_without_a_loss(run, small
     run.start(steps=4, save_steps=1)
     assert judge(run.folder)["resumed_at"] == [done]
     run.check()
+
+
+@pytest.mark.parametrize("call", ["open", "mkdir"])
+def test_a_file_or_folder_that_cannot_even_be_made_is_waited_for(tmp_path, monkeypatch, call):
+    """Some file systems need room, or look at the quota, when a file is opened."""
+    real, full = getattr(Path, call), [True]
+
+    def fail(path: Path, *arguments: Any, **options: Any) -> Any:
+        if full and arguments[:1] != ("rb",):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, call, fail)
+    stopping = Meanwhile(full.clear)
+    recorder = Recorder(LearnerFolder(tmp_path, 1, Disk(600, stopping)), [], "run")
+    if call == "open":
+        recorder.metrics(1, {"reward": 0.5})
+        assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "reward": 0.5}\n'
+    else:
+        recorder.completions(1, lambda: [{"reward": 0.5}])
+        assert len(list((tmp_path / "completions").iterdir())) == 1
+    assert stopping.waits == 1
 
 
 def test_a_record_that_found_no_room_is_written_whole_when_there_is(small_disk):
