@@ -312,7 +312,7 @@ class TicketWorker:
         except Aborted as aborted:
             await self._give_back(job, aborted)
         except EngineFailed:
-            if not self._stopping.is_set():  # whatever ended the engine comes from outside then
+            if not self._stopping.is_set():  # what ends this actor may have ended it
                 raise
             await self._give_back(job)
         except (PromptRefused, EpisodeFailed, MalformedMessage) as error:

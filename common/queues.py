@@ -121,7 +121,7 @@ class Watch(QueueCommand):
     """
 
     def ask(self, connection: Connection) -> int:
-        """Show the run every two seconds anew; return 0 at its end, or on Ctrl-C, SIGTERM and SIGHUP.
+        """Show the run, anew every two seconds; return 0 at its end, or on Ctrl-C, SIGTERM and SIGHUP.
 
         Raise RunNotReady without the run, ServerUnavailable or another error of Connection.execute for
         the first look; later ones are shown. Raise BrokenPipeError if standard output was closed.
@@ -403,7 +403,7 @@ class Queues(CommandGroup):
 
     status: CliSubCommand[Status] = Field(description="step, reward, limit, processes, streams, totals")
     audit: CliSubCommand[Audit] = Field(description="check that every ticket ended or is in flight")
-    watch: CliSubCommand[Watch] = Field(description="step, reward, limit and processes, again and again")
+    watch: CliSubCommand[Watch] = Field(description="step, reward, limit and processes, live")
     dead: CliSubCommand[Dead] = Field(description="the newest tickets that failed too often, and why")
     export: CliSubCommand[Export] = Field(description="serve the run's state to Prometheus")
     acl: CliSubCommand[Acl] = Field(description="write a user per role, with what the role needs")

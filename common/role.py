@@ -55,11 +55,11 @@ def ending_signals() -> list[signal.Signals]:
 
 @contextmanager
 def spared_processes() -> Iterator[list[BaseProcess]]:
-    """Let processes of `multiprocessing` that start in this context not notice signals that end a role.
+    """Block the signals that end a role in the `multiprocessing` processes that start in this context.
 
-    Slurm, or Ctrl-C in a terminal, sends a signal to a role and to its processes alike. They would end
-    with what the role has yet to hand over. Spared ones, which are in the yielded list, the role has to
-    kill. Their processes are spared too.
+    Slurm, or Ctrl-C in a terminal, signals a role and all of its processes. Those would end before the
+    role has handed over its work. The role has to kill the processes in the yielded list. What these
+    start inherits the block.
     """
     started: list[BaseProcess] = []
     start = BaseProcess.start

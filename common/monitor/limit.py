@@ -47,7 +47,7 @@ class LimitWatch:
 
         It is a Fault if the run stands still, and a Cause if a role has no process.
         The learner's share of waiting is that of its newest steps. If the last one is long ago, the
-        share is that of the overviews of the last 16 s.
+        share is computed from the overviews of the last 16 s.
         """
         present = time.monotonic()
         self._samples.append((present, now.learner.phase == WAITING_FOR_GROUPS))

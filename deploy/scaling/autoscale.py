@@ -158,7 +158,7 @@ class Autoscale(QueueCommand):
                     found_at = time.monotonic()
             except RunNotReady:
                 continue  # the learner starts
-            except NotPermitted:
+            except NotPermitted:  # a ConfigError that waiting does not mend
                 raise
             except (ConfigError, ServerUnavailable):
                 if made_all:

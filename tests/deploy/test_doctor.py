@@ -227,7 +227,7 @@ def only(found: list[Finding], check: str, words: str) -> Finding:
 
 
 def kinds(findings: list[Finding]) -> set[str]:
-    """What was found, without figures: free memory differs from one look to the next."""
+    """The texts of findings without their figures: free memory differs from one look to the next."""
     return {re.sub(r"[0-9.]+", "#", one.found) for one in findings}
 
 
