@@ -18,6 +18,7 @@ from penstock.common.wire.ids import TicketId, is_number
 from penstock.common.wire.messages import Weights
 
 _POLL_S = 0.2
+_UNREADABLE_LEASE_S = 60.0
 _SLICE = 1000  # tickets in one call, which blocks the server for some 50 ms
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,14}")
 
@@ -112,22 +113,24 @@ class RunView:
     def ended(self) -> bool:
         """Return whether the learner has ended the run, and left. False unless the state is "ended".
 
-        With this state, True if no learner holds the lease. If one still holds it, another client may
-        have written the state, or the learner was killed before it gave the lease back. Then True only
-        if calls of this method have seen no new heartbeat for longer than the lease, by this process's
-        clock; the last heartbeat and its time are stored for that. A key of another type is logged once
-        and counts as missing. Raise ServerUnavailable or another error of Connection.execute.
+        With this state, True if the learner gave its lease back: the lease is 0. Otherwise another
+        client may have written the state, or the learner was killed before it gave the lease back. Then
+        True only if calls of this method have seen no new heartbeat for longer than the lease, by this
+        process's clock; the last heartbeat and its time are stored for that. A lease that is missing, or
+        that no learner wrote, counts as 60 s. A key of another type is logged once and counts as
+        missing. Raise ServerUnavailable or another error of Connection.execute.
         """
         if self._read("GET", self.keys.state) != b"ended":
             self._last_beat = None
             return False
         seen, lease = self._read("HMGET", self.keys.fence, "seen", "lease") or (None, None)
-        if not lease or not _NUMBER.fullmatch(lease) or int(lease) == 0:
+        if lease == b"0":
             return True
+        lease_s = int(lease) / 1000 if lease and _NUMBER.fullmatch(lease) else _UNREADABLE_LEASE_S
         now = time.monotonic()
         if self._last_beat is None or self._last_beat[0] != seen:
             self._last_beat = (seen, now)
-        return now - self._last_beat[1] > int(lease) / 1000
+        return now - self._last_beat[1] > lease_s
 
     def incarnation(self) -> int:
         """Return the number of the learner's newest incarnation; 0 before any claim.

@@ -55,9 +55,10 @@ class Watching:
         self._site.wait_for(lambda: says(" ".join(shown())), where, WITHIN_S)
         wait_until(lambda: says(self.last.get("limit", "")), words, WITHIN_S)
 
-    def wait(self) -> int:
-        """Its exit code."""
-        return self._process.wait(WITHIN_S)
+    def end(self) -> None:
+        """End it, and check that it ended well."""
+        self._process.terminate()
+        assert self._process.wait(WITHIN_S) == 0
 
 
 def test_the_screen_and_the_watch_name_what_stops_a_run(tmp_path: Path) -> None:
@@ -100,7 +101,9 @@ def test_the_screen_and_the_watch_name_what_stops_a_run(tmp_path: Path) -> None:
             )
             os.kill(site.process.pid, signal.SIGINT)
             assert site.wait(60 * 5) == 0
-            wait_until(lambda: "No learner runs" in watching.last["limit"], "the learner's leaving", 50)
+            gone = "Waiting for the queue server"  # it leaves right after the learner
+            wait_until(lambda: gone in watching.last["limit"], gone, WITHIN_S)
+            watching.end()
         finally:
             site.stop()
     assert b"\x1b[?1049h" in site.written  # the screen of its own, and back from it

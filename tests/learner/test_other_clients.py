@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
+from penstock.common.broker import run_view
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import WorkStream
@@ -225,6 +226,21 @@ def test_a_run_has_ended_when_its_learner_was_killed_after_it_said_so(bench, con
     view = RunView(connection, keys)
     assert not view.ended()
     wait_until(view.ended, "its lease to run out")
+
+
+@pytest.mark.parametrize("written", [("HSET", "lease", "x"), ("HDEL", "lease"), ("DEL",), ("SET", "x")])
+def test_a_lease_that_no_learner_wrote_does_not_end_the_run(
+    bench, connection, keys, monkeypatch, written
+):
+    """Another client writes the state too. A learner that lives restores both soon."""
+    command, *values = written
+    connection.execute(command, keys.fence, *values)
+    connection.execute("SET", keys.state, "ended")
+    view = RunView(connection, keys)
+    assert not view.ended()
+    assert not view.ended()
+    monkeypatch.setattr(run_view, "_UNREADABLE_LEASE_S", 0.2)
+    wait_until(view.ended, "as long as nobody sends a heartbeat")
 
 
 @pytest.mark.parametrize("field", ["nonce", "holder"])
