@@ -88,11 +88,10 @@ nightly: install
 	$(MAKE) --jobs 2 --output-sync=target long-faults long-soak
 	$(BIN)/python -m tests.joiners --seed $(SEED)
 	$(MAKE) trl
-	$(MAKE) --jobs 2 --output-sync=target long-kills nightly-tests
-	$(MAKE) --jobs 2 --output-sync=target long-demo vllm-versions
+	$(MAKE) --jobs 2 --output-sync=target long-kills nightly-tests vllm-versions long-demo
 
 long-faults: install
-	$(BIN)/python -m tests.faults --seed $(SEED) --seconds 1320 --whole
+	$(BIN)/python -m tests.faults --seed $(SEED) --seconds 1200 --whole
 
 long-soak: install
 	$(BIN)/python -m tests.soak
@@ -101,10 +100,10 @@ long-kills: install
 	$(BIN)/python -m tests.chaos --seed $(SEED)
 	$(BIN)/python -m tests.chaos --seed $(SEED) --environments --seconds 60
 	$(BIN)/python -m tests.chaos --seed $(SEED) --agents --seconds 60
-	$(BIN)/python -m tests.chaos --seed $(SEED) --preempt --seconds 120
+	$(BIN)/python -m tests.chaos --seed $(SEED) --preempt --seconds 60
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	$(BIN)/python -m tests.e2e.kills --real
-	$(BIN)/python -m tests.fuzz --seed $(SEED) --seconds 180
+	$(BIN)/python -m tests.fuzz --seed $(SEED) --seconds 60
 
 long-demo: install
 	$(BIN)/penstock demo --seed $(SEED)
