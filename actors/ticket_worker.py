@@ -9,6 +9,7 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 
 from penstock.actors.device_user import DeviceUser
 from penstock.actors.engine import Aborted, Engine, PromptRefused
@@ -88,7 +89,7 @@ class TicketWorker:
         self._groups = groups
         self._consumer = consumer
         self._stopping, self._ending = stopping, False
-        self._disagreement: Disagreement | None = None
+        self._reason: Disagreement | RunNotReady | None = None
         self._look_every_s = run.lease_s / LOOKS_PER_LEASE
         self._grace_s, self._lost = actor.grace_s, 0  # tokens that were sampled and given up
         self._streams = _streams(connection, self._keys, consumer, run, contract.largest_group)
@@ -119,20 +120,22 @@ class TicketWorker:
         """Turn tickets into groups until the learner ends the run or `stopping` is set. Call this once.
 
         Then waiting tickets are given back, running ones may end within the grace period and are else
-        given back with their tokens, and the consumer leaves its streams. All of this comes also before
-        a Disagreement is raised, if the engine stays wrong. Raise RunNotReady if the run is gone or has
-        another contract, DeadlineExceeded if the learner's heartbeat is missing too long, EngineFailed,
-        or ServerUnavailable and the other errors of Connection.call.
+        given back with their tokens, and the consumer leaves its streams. All of this comes, without a
+        grace period, also before a Disagreement is raised, if the engine stays wrong, or a RunNotReady,
+        if the run is gone or has another contract. Raise DeadlineExceeded if the learner's heartbeat is
+        missing too long, EngineFailed, or ServerUnavailable and the other errors of Connection.call.
         """
         self._leases.start()
         try:
             async with self._tasks:
                 taking = self._tasks.create_task(self._take_tickets())
                 following = self._tasks.create_task(self._follow_weights())
-                ended = await self._watch_run()
+                ended = False
+                with self._leaving_first():
+                    ended = await self._watch_run()
                 self._ending = True
                 await taking  # otherwise that loop would take the tickets again that are given back
-                await self._finish(0.0 if ended else self._grace_s)
+                await self._finish(0.0 if ended or self._reason else self._grace_s)
                 if not self._follower.taking:  # it may be fetching weights, which takes long
                     following.cancel()
         except BaseExceptionGroup as group:
@@ -144,8 +147,20 @@ class TicketWorker:
         for stream in self._streams.values():
             with contextlib.suppress(RunNotReady):  # such as a key of another type
                 await asyncio.to_thread(stream.leave)
-        if self._disagreement:
-            raise self._disagreement
+        if self._reason:
+            raise self._reason
+
+    @contextlib.contextmanager
+    def _leaving_first(self) -> Iterator[None]:
+        """Keep a RunNotReady of the block, for `run` to raise once all tickets are given back.
+
+        Without that, each would lose an attempt and its tokens: another client may have deleted a key
+        that the learner restores soon.
+        """
+        try:
+            yield
+        except RunNotReady as error:
+            self._reason = self._reason or error
 
     # Taking tickets
 
@@ -155,9 +170,14 @@ class TicketWorker:
         Waits for: room in the engine, credit, and tickets, which are looked for at least every 0.05 s.
         Unblocked by: the learner issuing tickets, tickets that are sampled, expired leases of others.
         Produces: held tickets, whose leases are renewed.
-        Raise ServerUnavailable and the other errors of Connection.call.
+        A RunNotReady ends the worker. Raise ServerUnavailable and the other errors of Connection.call.
         """
-        while not self._ending:
+        with self._leaving_first():
+            await self._take_all()
+
+    async def _take_all(self) -> None:
+        """Do what `_take_tickets` says. Raise RunNotReady and the other errors of Connection.call."""
+        while not self._ending and self._reason is None:
             self._has_room.clear()
             taken = [await self._take(purpose) for purpose in _PURPOSES]
             if not any(taken):
@@ -204,9 +224,9 @@ class TicketWorker:
         """Hold the ticket of a taken entry as a waiting job, and renew its lease from now on.
 
         Nothing happens if the entry is held already. A doomed entry, whose lease expired while its
-        ticket ran alone, is logged and its ticket ends as dead. A payload that is no ticket, or has
-        another ticket or version than the entry, counts as a failed attempt. Raise ServerUnavailable and
-        the other errors of Connection.call.
+        ticket ran alone, is logged and its ticket ends as dead. A payload that is no ticket counts as a
+        failed attempt. An entry with another ticket or version than its place is deleted, and issued
+        again by the learner. Raise ServerUnavailable and the other errors of Connection.call.
         """
         stream = self._streams[purpose]
         if entry in self._held:  # reclaimed from ourselves after a pause: the job is still running
@@ -218,14 +238,11 @@ class TicketWorker:
             return
         try:
             ticket = decode(entry.payload, Ticket)
-            if (ticket.id, str(ticket.version)) != (entry.ticket, entry.version):
-                found = f"holds {ticket.id} of version {ticket.version}"
-                raise MalformedMessage(
-                    f"the entry of {entry.ticket}, issued at {entry.version}, {found}, expected "
-                    "the same: see who else may write to the queue server"
-                )
         except MalformedMessage as error:
             await asyncio.to_thread(stream.fail, entry, purpose, str(error))
+            return
+        if (ticket.id, str(ticket.version)) != (entry.ticket, entry.version):
+            await asyncio.to_thread(stream.discard, entry, "another ticket or version than its place's")
             return
         alone = stream.runs_alone(entry)
         job = Job(stream, entry, ticket, alone, () if alone else self._begun(entry, ticket))
@@ -297,6 +314,16 @@ class TicketWorker:
         an error ends both too. Raise EngineFailed unless `stopping` is set, ServerUnavailable or another
         error of Connection.call.
         """
+        try:
+            with self._leaving_first():
+                await self._sample(job)
+        finally:
+            self._leases.release(job.stream, job.entry)
+            self._held.remove(job)
+        self._start_jobs()
+
+    async def _sample(self, job: Job) -> None:
+        """Do what `_serve` says, but for the job's end. Raise RunNotReady and what `_serve` raises."""
         ticket = job.ticket
         try:
             if job.alone and not await asyncio.to_thread(job.stream.mark_alone, job.entry):
@@ -319,10 +346,9 @@ class TicketWorker:
             log.warning(f"Ticket {ticket.id} failed an attempt.", reason=str(error))
             self._end_sampling(job)
             await asyncio.to_thread(job.stream.fail, job.entry, ticket.purpose, str(error))
-        finally:
-            self._leases.release(job.stream, job.entry)
-            self._held.remove(job)
-        self._start_jobs()
+        except RunNotReady:
+            await self._give_back(job)
+            raise
 
     def _end_sampling(self, job: Job) -> None:
         """Note that the engine is done with a job. Its lease is renewed until the server answers."""
@@ -342,7 +368,11 @@ class TicketWorker:
             waiting = self._finished[job.stream]
             finished, self._finished[job.stream] = waiting[:_MOST_AT_ONCE], waiting[_MOST_AT_ONCE:]
             if finished:  # otherwise an earlier call sent this group too, or its failure ends the worker
-                await asyncio.to_thread(self._hand_off_all, job.stream, finished)
+                try:
+                    await asyncio.to_thread(self._hand_off_all, job.stream, finished)
+                except RunNotReady:  # the others' jobs try it too, to give their tickets back
+                    self._finished[job.stream] = [*finished, *self._finished[job.stream]]
+                    raise
 
     def _hand_off_all(self, stream: WorkStream, finished: list[tuple[Entry, Group]]) -> None:
         """Replace entries of `stream` by their groups on the stream `rollouts`, in one round trip.
@@ -367,8 +397,9 @@ class TicketWorker:
         """
         self._end_sampling(job)
         if not job.lost:
-            partial = await self._partial(job, aborted) if aborted else b""
-            await asyncio.to_thread(job.stream.give_back, job.entry, partial)
+            with contextlib.suppress(RunNotReady):  # the entry's stream is gone
+                partial = await self._partial(job, aborted) if aborted else b""
+                await asyncio.to_thread(job.stream.give_back, job.entry, partial)
         self._leases.release(job.stream, job.entry)
         self._held.remove(job)
 
@@ -414,7 +445,7 @@ class TicketWorker:
                 if self._device.awake and (await self._follower.poll() or woke):
                     self._start_jobs()
             except Disagreement as error:
-                self._disagreement = error
+                self._reason = error
                 return
             await asyncio.sleep(_IDLE_S)
 
@@ -439,7 +470,7 @@ class TicketWorker:
         Connection.call's errors.
         """
         check_at = 0.0
-        while not self._stopping.is_set() and self._disagreement is None:
+        while not self._stopping.is_set() and self._reason is None:
             self._costs.note(self._phase())
             if time.monotonic() >= check_at:
                 check_at = time.monotonic() + _WATCH_S

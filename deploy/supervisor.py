@@ -9,6 +9,7 @@ when an essential service fails too often in a row, or by `stop()` or `leave()`.
 `ask()` changes how many actors or rewarders there are.
 """
 
+import errno
 import itertools
 import math
 import time
@@ -25,6 +26,7 @@ LEARNER_STAGE, WORKER_STAGE, SERVER_STAGE = 0, 1, 2
 _COMMAND_NOT_FOUND = frozenset({126, 127})
 _POLL_S = 0.05
 _REPORT_EVERY_S = 10.0
+_NO_ROOM_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +254,26 @@ class Supervisor:
         now = time.monotonic()
         for position, child in enumerate(self.children):
             if child.wanted and not child.running and now >= child.due_at:
-                child.start(self._environment)
+                self._start(child)
             later = self.children[position + 1 :]
             later_is_due = any(other.wanted and not other.running for other in later)
             if child.service.ready is not None and later_is_due and not child.service.ready():
                 self._report_blocked(child)
                 return
         self._blocked.restart()
+
+    def _start(self, child: Child) -> None:
+        """Start `child`; if the machine has no room for a process now, try again in 5 s.
+
+        Raise OSError if the start fails for another reason.
+        """
+        try:
+            child.start(self._environment)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOMEM):
+                raise
+            child.due_at = time.monotonic() + _NO_ROOM_S
+            self._say(child, f"Not started: {error.strerror}. The next try is in {_NO_ROOM_S:g} s.")
 
     def _report_blocked(self, child: Child) -> None:
         """Report every 10 s that services wait for `child` to be ready; the first report comes at 10 s.

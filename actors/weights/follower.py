@@ -15,14 +15,16 @@ from penstock.actors.weights.probing import mean_difference
 from penstock.actors.weights.source import WeightSource
 from penstock.common.broker.run_view import RunView
 from penstock.common.deadline import Deadline
-from penstock.common.errors import DeadlineExceeded, Disagreement, PenstockError
+from penstock.common.errors import ConfigError, DeadlineExceeded, Disagreement, PenstockError
 from penstock.common.log import get_logger
 from penstock.common.transfer.download import FetchFailed
 from penstock.common.transfer.model_folder import run_aside
+from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Weights
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_RESTORED_S = 5.0  # after which the learner's heartbeat has restored an announcement
 
 log = get_logger(__name__)
 
@@ -72,7 +74,8 @@ class WeightFollower:
         """Load newly announced weights unless an eval ticket runs; return whether weights were loaded.
 
         Refused weights are logged. Raise EngineFailed if the engine breaks, Disagreement if it computes
-        another model with the weights, also after they were fetched and loaded once more. After
+        another model with the weights, also after they were fetched and loaded once more, ConfigError if
+        it refuses all texts of the probe. After
         `learner_timeout_s`, raise DeadlineExceeded if no weights or heartbeats came, WeightsRejected if
         all were refused.
         """
@@ -126,26 +129,38 @@ class WeightFollower:
         """Load weights, `found` on this host, and prove that the engine computes what the learner does.
 
         If it does not, end all that runs, find the weights elsewhere if possible, and load them again.
-        Raise Disagreement if that fails too, WeightsRejected if the first load did, and EngineFailed.
+        Raise WeightsRejected if the first load failed, or if the weights are not announced any more:
+        another client wrote that. Otherwise raise Disagreement if the second load failed too,
+        ConfigError if the engine refuses all texts of the probe, and EngineFailed.
         """
         self.taking = True
         try:
-            if await self._is_right(weights, found):
-                return
-            self._source.distrust(weights)
-            try:
-                found = await asyncio.wrap_future(run_aside(partial(self._source.find, weights)))
-                if await self._is_right(weights, found, again=True):
-                    return
-            except (FetchFailed, WeightsRejected) as error:
-                raise Disagreement(
-                    f"the engine computed another model with the weights {weights.version}, and they "
-                    f"cannot be loaded once more: {error}"
-                ) from error
-            raise Disagreement(self._describe(weights))
+            await self._take_twice(weights, found)
+        except (ConfigError, Disagreement):
+            await asyncio.sleep(_RESTORED_S)  # the learner's heartbeat writes its own announcement again
+            now = await asyncio.to_thread(self._view.weights)
+            if now and encode(now) == encode(weights):
+                raise
+            raise WeightsRejected(f"another client announced the weights {weights.version}") from None
         finally:
             self.taking = False
             self._settle(False)
+
+    async def _take_twice(self, weights: Weights, found: Weights) -> None:
+        """Do what `_take_proven` says, but do not ask whether the announcement was the learner's."""
+        if await self._is_right(weights, found):
+            return
+        self._source.distrust(weights)
+        try:
+            found = await asyncio.wrap_future(run_aside(partial(self._source.find, weights)))
+            if await self._is_right(weights, found, again=True):
+                return
+        except (FetchFailed, WeightsRejected) as error:
+            raise Disagreement(
+                f"the engine computed another model with the weights {weights.version}, and they "
+                f"cannot be loaded once more: {error}"
+            ) from error
+        raise Disagreement(self._describe(weights))
 
     async def _is_right(self, weights: Weights, found: Weights, again: bool = False) -> bool:
         """Load weights, `found` on this host, and return whether the engine computes what it should.

@@ -4,6 +4,7 @@ The life of an entry: take or reclaim -> renew while working -> handoff, give_ba
 bury (give up). Calls that only the learner makes are in learner/streams/learner_queue.py.
 """
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 from penstock.common.broker.connection import BLOCK_MS, Connection, text
 from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.broker.lease_watch import Lease, LeaseWatch
-from penstock.common.errors import MalformedMessage, ValueTooLarge
+from penstock.common.errors import MalformedMessage, RunNotReady, ValueTooLarge
 from penstock.common.log import get_logger, shorten
 from penstock.common.text import SHOWN, encodable
 from penstock.common.wire.codec import encode
@@ -115,11 +116,14 @@ class EntryReader:
         """Delete the entries with these ids from the stream, and count those that were still there.
 
         `cause` is the text by which the server counts them. The first time that this reader deletes any
-        for this cause, an error is logged. `entries` has at least one id. Raise ServerUnavailable or
-        another error of Connection.call.
+        for this cause, an error is logged. `entries` has at least one id. They stay there, to be read
+        again or deleted with their stream, while a key is missing or of another type: the learner
+        restores it.
+        Raise ServerUnavailable or another error of Connection.call.
         """
-        keys = [self._keys.fence, self._stream, self._keys.malformed]
-        dropped = self._connection.call("drop", keys, [cause, *entries])
+        keys, dropped = [self._keys.fence, self._stream, self._keys.malformed], 0
+        with contextlib.suppress(RunNotReady):
+            dropped = self._connection.call("drop", keys, [cause, *entries])
         if dropped and cause not in self._logged:
             self._logged.add(cause)
             where = f"Deleted entry {entries[0]} of {self._stream}: {cause}"
@@ -333,6 +337,14 @@ class WorkStream:
         ServerUnavailable or another error of Connection.call.
         """
         return self._put_back(entry, 0, partial) >= 0
+
+    def discard(self, entry: Entry, cause: str) -> None:
+        """Delete an entry that another client changed. The learner issues its ticket again.
+
+        It is counted by `cause`, and the first is logged. Raise ServerUnavailable or another error of
+        Connection.call.
+        """
+        self._reader.drop(cause, [entry.id])
 
     def fail(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
         """Count a failed attempt and put the entry back; after the last attempt bury the ticket.

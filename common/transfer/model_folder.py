@@ -16,13 +16,21 @@ from typing import TypeVar
 from penstock.common.broker.run_view import RunView
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
-from penstock.common.errors import ConfigError, ContractMismatch, DeadlineExceeded, ServerUnavailable
+from penstock.common.errors import (
+    ConfigError,
+    ContractMismatch,
+    DeadlineExceeded,
+    MalformedMessage,
+    RunNotReady,
+    ServerUnavailable,
+)
 from penstock.common.files.hashing import hash_file
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import version_name
 from penstock.common.log import get_logger, shorten
 from penstock.common.transfer.download import FetchFailed, Source, Wanted, alone, download
 from penstock.common.transfer.patching import HASH, patch
+from penstock.common.wire.codec import decode
 from penstock.common.wire.contract import (
     LARGEST_SHARED_FILE,
     TOKENIZER_FILES,
@@ -121,8 +129,8 @@ class ModelFetcher:
         """Return the model's folder on this host, or a copy with the tokenizer's files alone.
 
         Raise ContractMismatch if the folder has another tokenizer than the learner's, ConfigError if it
-        has none, DeadlineExceeded or FetchFailed if nothing can be fetched, FetchStopped, or
-        Connection.execute's errors.
+        has none, DeadlineExceeded or FetchFailed if nothing can be fetched, RunNotReady if meanwhile the
+        run has another contract, FetchStopped, or Connection.execute's errors.
         """
         return self._found(contract, TOKENIZER_FILES) or check_tokenizer(contract)
 
@@ -185,10 +193,21 @@ class ModelFetcher:
             try:
                 return check_tokenizer(replace(contract, model=str(self._unless_stopped(fetch))))
             except FetchFailed as error:
+                self._check_published(contract)
                 if deadline.expired(progress=self._view.learner()):
                     raise
                 self._view.report("The model's files were not fetched.", cause=str(error))
                 self._pause(_RETRY_S)
+
+    def _check_published(self, contract: Contract) -> None:
+        """Raise RunNotReady if another contract than this one is on the queue server by now.
+
+        Another client had written this one, or the learner was started anew.
+        """
+        data = self._view.contract()
+        with contextlib.suppress(MalformedMessage):
+            if data is not None and decode(data, Contract).hash != contract.hash:
+                raise RunNotReady("the learner published another contract meanwhile: join the run again")
 
     def _announced(self, contract: Contract, deadline: Deadline) -> Weights:
         """Wait for an announcement, and return it. Raise ContractMismatch if it names no file server.

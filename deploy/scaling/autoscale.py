@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.process_signs import LearnerProgress
+from penstock.common.broker.run_view import RunView
 from penstock.common.broker.scale import Scale
 from penstock.common.errors import ConfigError, NotPermitted, RunNotReady, ServerUnavailable
 from penstock.common.monitor.overview import Overview, read_overview
@@ -146,11 +147,13 @@ class Autoscale(QueueCommand):
         """
         measuring = Measuring(Rule(self.least, self.most, self.target_wait))
         stopping = stop_on_signals()
-        made_all, found_at = False, -math.inf
+        made_all, found_at, view = False, -math.inf, RunView(connection, Keys(self.run.name))
         while not stopping.wait(_LOOK_EVERY_S):
             try:
                 now = read_overview(connection, self.run.name)
-                if now.state == "ended":
+                if (
+                    now.state == "ended" and view.ended()
+                ):  # by the state alone, another client could say so
                     break
                 if now.progress:
                     made_all = now.progress.step >= now.progress.steps
@@ -166,6 +169,7 @@ class Autoscale(QueueCommand):
                 if time.monotonic() - found_at > self.run.join_timeout_s:
                     raise
                 connection = self._connect_again(connection)
+                view = RunView(connection, Keys(self.run.name))
         return 0
 
     def _connect_again(self, connection: Connection) -> Connection:
@@ -186,7 +190,7 @@ class Autoscale(QueueCommand):
         name = scale.choose(self.host, ACTOR)
         if (sign := scale.running().get(name)) is None:
             return  # it has left since
-        actors = sign.processes[ACTOR]
+        actors = sign.processes.get(ACTOR, 0)
         rates = [one.rate for one in now.running(ACTOR).values()]
         wanted = measuring.look(actors, rates, progress)
         if wanted is not None and wanted != scale.wishes(name).get(ACTOR):

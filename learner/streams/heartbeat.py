@@ -57,7 +57,7 @@ class Heartbeat:
         self._queue, self._phases = queue, phases
         self._lease_s, self._on_stall = lease_s, on_stall
         self._deadline = Deadline(stall_timeout_s)
-        self._guard_at, self._superseded = 0.0, False
+        self._guard_at = 0.0
         every_s = min(lease_s / 4, _LONGEST_PAUSE_S)
         told = "The learner's lease was not renewed"
         self._thread = KeeperThread("heartbeat", every_s, self._keep, told)
@@ -101,7 +101,7 @@ class Heartbeat:
         """Renew the lease, with the phase's name, then `_guard`, unless the main loop hangs.
 
         When the phases have made no progress for the stall timeout, call `on_stall` and end the thread.
-        After RunTaken only a hang is noticed. Raise ServerUnavailable or another error of `call`.
+        A RunTaken is left to the main loop. Raise ServerUnavailable or another error of `call`.
         """
         if self._deadline.expired(self._phases.progress):
             self._thread.end()
@@ -110,10 +110,6 @@ class Heartbeat:
                 "(LEARNER_STALL_TIMEOUT_S): it hangs, or needs a larger limit"
             )
             return
-        if self._superseded:
-            return
-        try:
+        with contextlib.suppress(RunTaken):  # the main loop gets it too, unless it was a passing mistake
             self._queue.beat(self._lease_s, self._phases.name)
             self._guard()
-        except RunTaken:  # the main loop gets it at its next call; if it hangs, keep watching
-            self._superseded = True

@@ -10,7 +10,7 @@ from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.lease_watch import Lease, LeaseWatch
 from penstock.common.broker.work_stream import Entry, EntryReader
-from penstock.common.errors import MalformedMessage, WrongType
+from penstock.common.errors import MalformedMessage, RunNotReady, WrongType
 from penstock.common.log import get_logger, shorten
 from penstock.common.text import short
 from penstock.common.wire.codec import encode
@@ -293,16 +293,19 @@ class LearnerQueue:
     def _fenced(self, function: str, keys: list[str], args: list[Any]) -> Any:
         """Call a server function as this incarnation, and return its reply.
 
-        The fence comes before `keys`, and the incarnation before `args`. If a key is of another type,
-        log that, set `damaged`, delete such keys by a new claim, and call once more. Raise RunTaken if a
-        newer incarnation has claimed the run, ServerUnavailable or another error of Connection.call.
+        The fence comes before `keys`, and the incarnation before `args`. If a key is of another type, or
+        this process of the server lost the claim, another client wrote: log that, set `damaged`, claim
+        once more, which deletes such keys, and call again. Raise RunTaken if a newer incarnation has
+        claimed the run, ServerUnavailable or another error of Connection.call.
         """
         call = partial(
             self.connection.call, function, [self.keys.fence, *keys], [self.incarnation, *args]
         )
         try:
             return call()
-        except WrongType as error:
+        except RunNotReady as error:  # a WrongType is one
+            if not isinstance(error, WrongType) and self.connection.restarts != self._claimed_at:
+                raise
             self.report(str(error))
             self.damaged = True
             self.claim(*self._claimed)

@@ -18,9 +18,9 @@ from penstock.common.deadline import Deadline
 from penstock.common.errors import (
     DeadlineExceeded,
     NoSignal,
+    RunNotReady,
     ServerUnavailable,
     ValueTooLarge,
-    WrongType,
 )
 from penstock.common.files.lock import holder_name
 from penstock.common.log import get_logger, shorten
@@ -421,12 +421,12 @@ class TicketFlow:
     def _missing(self) -> str:
         """Return, for people, who holds tickets, and whether the announced weights lack results.
 
-        A key of a wrong type on the server is named instead of the holders. Raise RunNotReady if the run
-        is not set up on the server, ServerUnavailable or another error of Connection.call.
+        A key of a wrong type on the server, or a missing one, is named instead of the holders. Raise
+        ServerUnavailable or another error of Connection.call.
         """
         try:
             held = describe_waiting(self._connection, self._queue.keys, self._run.lease_s)
-        except WrongType as error:
+        except RunNotReady as error:
             held = str(error)
         newest = self.intake.newest_version
         if self._weights is None or newest == self._weights.version:

@@ -119,6 +119,12 @@ class Run:
         entries = self.connection.execute("XRANGE", stream, "-", "+")
         return [(fields[b"t"].decode(), fields[b"d"]) for _, fields in entries]
 
+    def waiting(self) -> list[dict[bytes, bytes]]:
+        """The fields of each entry on the stream of tickets that no actor holds."""
+        if self.pending():
+            return []
+        return [fields for _, fields in self.connection.execute("XRANGE", self.keys.tickets, "-", "+")]
+
     def stream(self, consumer: str, lease_s: float = LEASE_S) -> WorkStream:
         """The ticket stream as another actor sees it."""
         return WorkStream(self.connection, self.keys, self.keys.tickets, consumer, lease_s, 3)

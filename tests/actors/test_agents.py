@@ -587,7 +587,7 @@ def test_a_call_that_its_client_gives_up_leaves_the_sequence_as_it_was(folder: P
         await ask(client, messages)
         messages.append(user("b"))
         with pytest.raises(openai.APITimeoutError):
-            await ask(client.with_options(timeout=0.3), messages)
+            await ask(client.with_options(timeout=1.5), messages)
         await ask(client, messages)
         return 1.0
 
@@ -607,7 +607,7 @@ def test_a_call_without_an_answer_sets_the_rollout_aside(folder: Path, open_at_t
     async def impatient(client: Client) -> float:
         messages = [user("a")]
         await ask(client, messages)
-        call = asyncio.create_task(ask(client.with_options(timeout=0.3), [*messages, user("b")]))
+        call = asyncio.create_task(ask(client.with_options(timeout=1.5), [*messages, user("b")]))
         while not engine.waiting:
             await asyncio.sleep(0.01)
         if not open_at_the_end:
@@ -634,7 +634,7 @@ def test_a_call_given_up_before_it_is_parsed_sets_the_rollout_aside(
     async def impatient(client: Client) -> float:
         await ask(client, [user("a")])
         with pytest.raises(openai.APITimeoutError):
-            await ask(client.with_options(timeout=0.3), [user("b")])
+            await ask(client.with_options(timeout=1.5), [user("b")])
         return 0.0
 
     engine = TalkingEngine(Tokenizer.from_file(str(folder / "tokenizer.json")), ["One."])
@@ -679,7 +679,7 @@ def test_a_refused_call_is_no_answer_to_another_with_the_same_messages(folder: P
 
     async def twice(client: Client) -> float:
         await ask(client, [user("a")])
-        twin = asyncio.create_task(ask(client.with_options(timeout=1.0), [user("b")]))
+        twin = asyncio.create_task(ask(client.with_options(timeout=1.5), [user("b")]))
         while not engine.waiting:
             await asyncio.sleep(0.01)
         await refusal_of(ask(client, [user("b")]))
@@ -773,7 +773,7 @@ def test_a_call_given_up_in_silence_is_no_progress_until_the_engine_samples_agai
         await ask(client, messages)
         messages.append(user("b"))
         with pytest.raises(openai.APITimeoutError):
-            await ask(client.with_options(timeout=0.3), messages)
+            await ask(client.with_options(timeout=1.5), messages)
         while not engine.left:
             await asyncio.sleep(0.01)
         seen.append(progresses())

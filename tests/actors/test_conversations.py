@@ -265,7 +265,7 @@ class OneHangs(TalkingEngine):
 
 
 def test_one_broken_episode_leaves_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = replace(SPEC, step_timeout_s=0.5)
+    spec = replace(SPEC, step_timeout_s=3.0)
     engine = OneHangs(Tokenizer.from_file(str(folder / "tokenizer.json")), [])
     pool = EpisodePool(ActorSettings(episode_workers=4), spec)
     ticket = make_ticket(folder, CHATML, spec, num_generations=4)
@@ -279,7 +279,7 @@ def test_one_broken_episode_leaves_the_others(folder: Path, monkeypatch: pytest.
     finally:
         pool.close()
     assert first.finish_reason == "environment"
-    assert first.failure == "tool wait took more than 0.5 s"
+    assert first.failure == "tool wait took more than 3 s"
     assert {rollout.failure for rollout in others} == {""}
 
 

@@ -24,7 +24,7 @@ from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.run_view import RunView
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings, RunSettings
-from penstock.common.errors import ConfigError, ContractMismatch, PenstockError
+from penstock.common.errors import ConfigError, ContractMismatch, PenstockError, RunNotReady
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.transfer import model_folder
 from penstock.common.transfer.download import FetchFailed, Source, alone
@@ -393,8 +393,12 @@ def test_another_tokenizer_than_the_contracts_is_refused(
     with pytest.raises(ContractMismatch, match="differs from the learner's"):
         copy.with_tokenizer(replace(far.contract, tokenizer_hash="0" * 64))
     (far.folder / "tokenizer.json").write_text("changed")
+    other = replace(far.contract, groups_per_step=3)
+    with pytest.raises(RunNotReady, match="another contract meanwhile"):  # in place of endless tries
+        copy.with_tokenizer(other)
+    far.queue.publish_contract(encode(other))
     with pytest.raises(FetchFailed):
-        copy.with_tokenizer(replace(far.contract, groups_per_step=3))
+        copy.with_tokenizer(other)
 
 
 def test_a_folder_that_cannot_be_written_is_named(far: Run, server: FileServer, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from penstock.actors import ticket_worker
 from penstock.actors.engine import PromptRefused
+from penstock.actors.weights import follower
 from penstock.actors.weights.probing import mean_difference, probe_limit
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import ConfigError, Disagreement, MalformedMessage
@@ -85,6 +87,24 @@ def test_an_actor_whose_engine_stays_wrong_ends_and_its_tickets_go_back(
     assert engine.loads == 2
     assert not a_run.groups()
     assert attempts(a_run) == {f"train:{number}": 0 for number in range(6)}
+
+
+def test_an_announcement_of_another_client_does_not_end_the_actor(
+    a_run: Run, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "_RESTORED_S", 1.0)
+    a_run.announce(0, probes=PROBES)
+    right = decode(a_run.connection.execute("GET", a_run.keys.weights), Weights)
+    forged = replace(right, probes=(Probe(IDS, np.full(6, -9.0, "<f4")),))
+    a_run.connection.execute("SET", a_run.keys.weights, encode(forged))
+    engine = FakeEngine(wrong_loads=2)
+    actor = start_actor(engine)
+    wait_until(lambda: engine.loads == 2, "the second load")
+    a_run.queue.restore()
+    a_run.issue(a_run.ticket(0))
+    wait_until(a_run.groups, "a group")
+    assert actor.error is None
+    assert engine.loads == 3
 
 
 def test_what_ends_long_after_the_proof_failed_goes_back_too(

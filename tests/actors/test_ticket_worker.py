@@ -180,14 +180,45 @@ def test_forged_tickets_are_not_held(a_run: Run, start_actor: StartActor) -> Non
     assert list(a_run.groups()) == ["train:99"]
 
 
-def test_a_forged_ticket_as_another_tickets_place_ends_as_dead(
+def test_a_forged_ticket_as_another_tickets_place_is_deleted(
     a_run: Run, start_actor: StartActor
 ) -> None:
+    """The learner issues the ticket again; attempts at it would end it as dead in an instant."""
     a_run.announce(0)
     a_run.connection.execute("HSET", a_run.keys.open, "train:0", forge(a_run, 0))
     start_actor()
-    verdict = wait_until(lambda: a_run.verdicts().get("train:0"), "the verdict")
-    assert "issued at 1.0, holds train:0 of version 1.999999999999999" in verdict.reason
+    view = RunView(a_run.connection, a_run.keys)
+    wait_until(
+        lambda: view.malformed() == {"another ticket or version than its place's": 1}, "the count"
+    )
+    assert not a_run.verdicts()
+    a_run.issue(a_run.ticket(0))
+    wait_until(a_run.groups, "its group")
+
+
+DELETED = {"contract": ("DEL", "contract"), "group": ("XGROUP", "DESTROY", "tickets", "workers")}
+
+
+@pytest.mark.parametrize("name", DELETED)
+def test_what_another_client_deleted_costs_no_attempt_and_no_token(
+    a_run: Run, start_actor: StartActor, name: str
+) -> None:
+    engine = FakeEngine(token_delay_s=0.5)
+    a_run.announce(0)
+    a_run.issue(*(a_run.ticket(number) for number in range(4)))
+    start_actor(engine)
+    wait_until(lambda: engine.tokens_generated() >= 16, "a token of each completion")
+    words = [getattr(a_run.keys, word, word) for word in DELETED[name]]
+    a_run.connection.execute(*words)
+    wait_until(lambda: len(engine.aborted) >= 4 and not engine._in_flight, "the abort of all")
+    if name == "contract":
+        found = wait_until(a_run.waiting, "the tickets to be back")
+        assert {fields.get(b"a", b"0") for fields in found} == {b"0"}
+        assert all(fields[b"p"] for fields in found)
+    a_run.queue.restore()
+    wait_until(lambda: len(a_run.groups()) == 4, "four groups")
+    continued = [request for request in engine.requests if "#" in request]
+    assert bool(continued) == (name == "contract")  # without a group nothing can be put back
 
 
 def test_waiting_tickets_do_not_keep_the_engine_from_one_that_can_start(
@@ -376,7 +407,7 @@ def test_a_poison_prompt_is_buried_and_takes_nobody_along(a_run: Run, start_acto
         actor.wait()
         assert isinstance(actor.error, EngineFailed)
     start_actor(FakeEngine(poison=99))
-    verdict = wait_until(lambda: a_run.verdicts().get("train:0"), "the verdict", 2 * LEASE_S + 5)
+    verdict = wait_until(lambda: a_run.verdicts().get("train:0"), "the verdict")
     assert verdict.reason == "lost its lease while running alone"
     wait_until(lambda: len(a_run.groups()) == 5, "the others")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.common.broker.connection import Connection
-from penstock.common.broker.keys import Keys
+from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.work_stream import BEGINNING, Entry, WorkStream
 from penstock.common.config.redis_url import with_login
@@ -292,6 +292,16 @@ def test_a_ticket_that_dies_alone_is_doomed_and_buried(run: Run) -> None:
     verdict = decode(run.learner.outcomes("train", BEGINNING, 10)[0].payload, Verdict)
     assert (verdict.ticket_id, verdict.state) == ("train:1", "dead")
     assert run.entries(run.keys.dead) == [(b"train:1", b"ask")]
+
+
+def test_a_delivery_count_that_another_client_set_dooms_nothing(run: Run) -> None:
+    run.issue(1)
+    worker = run.actor(lease_s=0.05)
+    (entry,) = worker.take(1)
+    claim = f"redis.call('XCLAIM', KEYS[1], '{GROUP}', 'x', 0, ARGV[1], 'RETRYCOUNT', 999999999)"
+    run.connection.execute("EVAL", claim, 1, run.keys.tickets, entry.id)
+    again = reclaimed(worker)
+    assert (again.attempts, again.doomed) == (1, False)
 
 
 def last_attempt(worker: WorkStream) -> Entry:

@@ -129,7 +129,7 @@ def test_a_learner_that_stops_is_named_with_what_it_did_and_what_waits_for_it(ru
         return None
 
     told = str(wait_until(check_until_it_ends, "the end of the deadline"))
-    assert "no heartbeat from the learner for 0 s (RUN_PROGRESS_TIMEOUT_S)" in told
+    assert re.search(r"no heartbeat from the learner for \d+ s \(RUN_PROGRESS_TIMEOUT_S\)", told)
     assert "process 7 on here (incarnation 1, when last seen: making an Update)" in told
     assert "weights 1.4 are announced; 1 result waits for the learner since" in told
 

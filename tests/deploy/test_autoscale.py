@@ -173,12 +173,13 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
     connection: Connection, keys: Keys, run_name: str, queue_server: LocalServer,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Also if that `penstock up` is away for a while."""
+    """Also if that `penstock up` is away for a while, and if another client says that the run ended."""
     monkeypatch.setattr(autoscale, "_LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(autoscale, "stop_on_signals", threading.Event)
     monkeypatch.setenv("REDIS_URL", queue_server.url)
     monkeypatch.setenv("RUN_NAME", run_name)
-    Run(connection, keys)
+    Run(connection, keys).learner.beat(600.0, "busy")
+    connection.execute("SET", keys.state, "ended")
     scale = Scale(connection, keys)
     scale.tell("one-1", "one", {"actor": 1})
     looked, look = threading.Event(), Measuring.look
@@ -205,7 +206,7 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
                 looked.clear()
             if scale.wishes("one-1"):
                 break
-        connection.execute("SET", keys.state, "ended")
+        connection.execute("HSET", keys.fence, "lease", 0)
 
     playing = threading.Thread(target=play)
     playing.start()

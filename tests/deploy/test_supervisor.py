@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,8 @@ from penstock.common.config.command import execute_command
 from penstock.common.config.redis_url import parse_url
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
-from penstock.deploy.child import Report, Service
+from penstock.deploy import supervisor
+from penstock.deploy.child import Child, Report, Service
 from penstock.deploy.devices import DevicePlan, Gpus
 from penstock.deploy.supervisor import LEARNER_STAGE, SERVER_STAGE, WORKER_STAGE, Limits, Supervisor
 from penstock.deploy.up import Up, queue_service, role_services
@@ -117,6 +120,26 @@ def test_what_dies_is_started_again_with_growing_back_off(shifts: list[Shift]) -
 def test_a_worker_that_leaves_before_its_learner_may_have_seen_the_runs_end(shifts: list[Shift]) -> None:
     shift = begin(shifts, {"learner": STAYS, "actor": "sh -c 'exit 0'"})
     shift.wait_for("actor.1", "It starts again in 0.05 s, unless the run has ended.")
+
+
+def test_a_process_for_which_there_is_no_room_is_tried_again(
+    shifts: list[Shift], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_NO_ROOM_S", 0.1)
+    begin_process, tried = Child.start, Counter[str]()
+
+    def start(child: Child, environment: Mapping[str, str]) -> None:
+        tried[child.name] += 1
+        if child.name == "actor.1" and tried[child.name] < 3:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        begin_process(child, environment)
+
+    monkeypatch.setattr(Child, "start", start)
+    shift = begin(shifts, {"learner": STAYS, "actor": STAYS})
+    shift.wait_for("actor.1", "here")
+    assert len(shift.said("actor.1", "Not started: Resource temporarily unavailable.")) == 2
+    assert len(shift.said("learner.1", "Started as process")) == 1
+    shift.stop()
 
 
 def test_a_child_that_lived_long_enough_starts_with_the_first_back_off_again(
@@ -262,9 +285,8 @@ def test_a_server_that_never_answers_ends_the_run(shifts: list[Shift]) -> None:
     shift = Shift([server, *role_services({"learner": STAYS})], limits=limits)
     shifts.append(shift)
     assert shift.end() == 69
-    assert shift.said(
-        "queue.1", "Not ready after 0 s, and the other services wait for it. The run stops."
-    )
+    (said,) = shift.said("queue.1", "Not ready after ")
+    assert said.text.endswith(" s, and the other services wait for it. The run stops.")
     assert not shift.said("learner.1", "Started")
 
 
@@ -287,6 +309,7 @@ def test_more_and_fewer_workers_run_as_asked_and_nobody_else_starts_again(shifts
     shift = begin(shifts, commands)
     shift.wait_for("actor.1", "here")
     shift.supervisor.ask("actor", 3)
+    shift.wait_for("actor.2", "here")
     shift.wait_for("actor.3", "here")
     assert shift.supervisor.counts() == {"actor": 3, "rewarder": 1}
     shift.supervisor.ask("actor", 1)
@@ -354,6 +377,7 @@ def test_a_run_whose_learner_is_elsewhere_ends_when_it_is_told_so(shifts: list[S
     shift = begin(shifts, commands, limits=Limits(first_backoff_s=0.05, leave_s=0.2))
     shift.supervisor.goes_on = True
     shift.wait_for("actor.1", "here", times=2)
+    shift.wait_for("rewarder.1", "here")
     shift.supervisor.leave()
     assert shift.end() == 0
     assert shift.said("rewarder.1", "left")
@@ -481,6 +505,7 @@ def test_up_runs_some_roles_for_a_run_elsewhere_until_that_ends(
         again, _ = up(tmp_path, "--only", "actor", **variables).communicate(timeout=120)
         assert "RunTaken: another `penstock up --only actor` holds the run's folder" in again
         connection.execute("SET", Keys(run_name).state, "ended")
+        connection.execute("HSET", Keys(run_name).fence, "lease", 0)
         assert view.ended()
         flag.touch()
         out, _ = process.communicate(timeout=120)

@@ -253,7 +253,7 @@ def test_a_server_lost_while_running_is_waited_for_with_a_named_deadline(runner,
         try:
             connection = Connection(server.url, 10, 10)
             # Its first GET: it is past the checks of the start, whose deadline is another one.
-            wait_until(lambda: b" cmd=get " in connection.execute("CLIENT", "LIST"), "it to look", 30)
+            wait_until(lambda: "cmdstat_get" in connection.execute("INFO", "commandstats"), "it to look")
             connection.close()
             server.kill()
             _, said = process.communicate(timeout=300)

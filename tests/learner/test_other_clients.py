@@ -416,19 +416,34 @@ def test_a_learner_with_a_successor_in_the_folder_names_its_claim(bench, tmp_pat
 
 
 @pytest.mark.parametrize("text", [b"x", b"-1", b"", b"9" * 30, b"1e9", b"0"])
-def test_a_fence_of_nonsense_is_a_lost_claim(bench, tmp_path, text):
-    hset("fence", "incarnation", text)(bench)
-    with pytest.raises(RunNotReady):
-        check(bench)
-    following = Bench(tmp_path, bench.connection, bench.keys)
-    assert following.claim.incarnation == 2
-    assert following.balance()[1] == sorted(bench.ledger.open)
+@pytest.mark.parametrize("more", [(), ("nonce", "x"), ("holder", "thief", "lease", 86_400_000)])
+def test_a_learner_claims_again_over_nonsense_in_the_fence(bench, text, more):
+    """Ended, its successor would trust what else another client wrote: the nonce, a thief's lease."""
+    bench.connection.execute("HSET", bench.keys.fence, "incarnation", text, *more)
+    check(bench)
+    assert bench.connection.execute("HGET", bench.keys.fence, "incarnation") == b"1"
+    assert bench.queue.damaged
+    check(bench)
+    bench.queue.restore()
+    assert bench.connection.execute("HGET", bench.keys.fence, "nonce") == b"nonce"
+    assert bench.connection.execute("HGET", bench.keys.fence, "holder") != b"thief"
+    assert bench.balance()[1] == sorted(bench.ledger.open)
 
 
-def test_a_fence_of_another_type_is_a_lost_claim_to_the_learner(bench):
-    bench.connection.execute("SET", bench.keys.fence, "x")
-    with pytest.raises(RunNotReady, match="fence"):
-        check(bench)
+@pytest.mark.parametrize("written", [("SET", "x"), ("DEL",)])
+def test_a_learner_claims_again_where_its_fence_was(bench, written):
+    """Neither of this says that it has left: workers would, if the state says so too."""
+    command, *values = written
+    bench.queue.own("here:/runs/x", "process 7")
+    bench.connection.execute(command, bench.keys.fence, *values)
+    bench.connection.execute("SET", bench.keys.state, "ended")
+    view = RunView(bench.connection, bench.keys)
+    check(bench)
+    assert view.incarnation() == 1
+    assert not view.ended()
+    bench.queue.restore()
+    assert bench.connection.execute("GET", bench.keys.state) == b"running"
+    assert bench.connection.execute("HGET", bench.keys.fence, "folder") == b"here:/runs/x"
 
 
 @pytest.mark.parametrize("lease_ms", [10**14, 86_400_001, "-1", "x", ""])
@@ -521,3 +536,12 @@ def test_a_changed_eviction_policy_ends_the_learner_and_is_logged_in_an_update(
         ConfigError, match=r"maxmemory-policy allkeys-lru.*set maxmemory-policy noeviction"
     ):
         check(bench)
+
+
+def test_a_malformed_result_and_a_damaged_count_of_such_do_not_end_the_learner(bench):
+    bench.connection.execute("SET", bench.keys.malformed, "x")
+    bench.connection.execute("XADD", bench.keys.scored, "*", "x", "y")
+    bench.work(limit=2)
+    assert len(bench.train(0)) == 2
+    bench.queue.restore()
+    assert bench.connection.execute("TYPE", bench.keys.malformed) == b"none"
