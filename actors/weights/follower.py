@@ -147,7 +147,10 @@ class WeightFollower:
             self._settle(False)
 
     async def _take_twice(self, weights: Weights, found: Weights) -> None:
-        """Do what `_take_proven` says, but do not ask whether the announcement was the learner's."""
+        """Do what `_take_proven` says, but do not ask whether the announcement was the learner's.
+
+        Raise Disagreement and the other errors that it names.
+        """
         if await self._is_right(weights, found):
             return
         self._source.distrust(weights)

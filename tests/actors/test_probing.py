@@ -29,6 +29,12 @@ IDS = np.arange(3, 10, dtype="<i4")
 PROBES = (Probe(IDS, np.full(6, -2.0, "<f4")), Probe(IDS[:3], np.full(2, -1.0, "<f4")))
 
 
+@pytest.fixture(autouse=True)
+def _restored_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An announcement is asked for again after a second, not five."""
+    monkeypatch.setattr(follower, "_RESTORED_S", 1.0)
+
+
 def sampled_by(a_run: Run) -> set[int]:
     """The steps of the versions that sampled a token of a group that was handed off."""
     rollouts = [rollout for group in a_run.groups().values() for rollout in group.rollouts]
@@ -90,9 +96,8 @@ def test_an_actor_whose_engine_stays_wrong_ends_and_its_tickets_go_back(
 
 
 def test_an_announcement_of_another_client_does_not_end_the_actor(
-    a_run: Run, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+    a_run: Run, start_actor: StartActor
 ) -> None:
-    monkeypatch.setattr(follower, "_RESTORED_S", 1.0)
     a_run.announce(0, probes=PROBES)
     right = decode(a_run.connection.execute("GET", a_run.keys.weights), Weights)
     forged = replace(right, probes=(Probe(IDS, np.full(6, -9.0, "<f4")),))
