@@ -49,7 +49,7 @@ from penstock.common.wire.messages import Group, Rollout, Ticket
 _IDLE_S = 0.05
 _BLOCK_MS = 100
 _WATCH_S = 1.0
-_ABORT_S, _STORE_S = 5.0, 5.0
+_ABORT_S, _STORE_S, _RESTORED_S = 5.0, 5.0, 2.0
 """The engine stops both before the grace period's end: to return its tokens, and to store them."""
 _MOST_AT_ONCE = 32
 """Groups in one round trip: all of them stay in memory until the last one is confirmed."""
@@ -90,6 +90,7 @@ class TicketWorker:
         self._consumer = consumer
         self._stopping, self._ending = stopping, False
         self._reason: Disagreement | RunNotReady | None = None
+        self._give_up_at = 0.0  # giving back what the server does not take
         self._look_every_s = run.lease_s / LOOKS_PER_LEASE
         self._grace_s, self._lost = actor.grace_s, 0  # tokens that were sampled and given up
         self._streams = _streams(connection, self._keys, consumer, run, contract.largest_group)
@@ -100,7 +101,7 @@ class TicketWorker:
         self._follower = WeightFollower(
             engine, self._view, self._held, WeightSource(run.folder, copy, actor.weights_from),
             run.join_timeout_s, actor.start_timeout_s,
-            probe_limit(actor, contract), self._discard_running,
+            probe_limit(actor, contract), self._discard_running, run.lease_s,
         )  # fmt: skip
         self._device = device
         self._engine_watch = EngineWatch(
@@ -324,7 +325,7 @@ class TicketWorker:
 
     async def _sample(self, job: Job) -> None:
         """Do what `_serve` says, but for the job's end. Raise RunNotReady and what `_serve` raises."""
-        ticket = job.ticket
+        ticket, rollouts = job.ticket, tuple[Rollout, ...]()
         try:
             if job.alone and not await asyncio.to_thread(job.stream.mark_alone, job.entry):
                 raise Aborted(job.request_id)  # another actor took the ticket over
@@ -347,7 +348,7 @@ class TicketWorker:
             self._end_sampling(job)
             await asyncio.to_thread(job.stream.fail, job.entry, ticket.purpose, str(error))
         except RunNotReady:
-            await self._give_back(job)
+            await self._give_back(job, Aborted(job.request_id, rollouts))
             raise
 
     def _end_sampling(self, job: Job) -> None:
@@ -371,7 +372,8 @@ class TicketWorker:
                 try:
                     await asyncio.to_thread(self._hand_off_all, job.stream, finished)
                 except RunNotReady:  # the others' jobs try it too, to give their tickets back
-                    self._finished[job.stream] = [*finished, *self._finished[job.stream]]
+                    others = [one for one in finished if one[0] is not job.entry]
+                    self._finished[job.stream] = [*others, *self._finished[job.stream]]
                     raise
 
     def _hand_off_all(self, stream: WorkStream, finished: list[tuple[Entry, Group]]) -> None:
@@ -397,11 +399,29 @@ class TicketWorker:
         """
         self._end_sampling(job)
         if not job.lost:
-            with contextlib.suppress(RunNotReady):  # the entry's stream is gone
-                partial = await self._partial(job, aborted) if aborted else b""
-                await asyncio.to_thread(job.stream.give_back, job.entry, partial)
+            await self._put_back(job, aborted)
         self._leases.release(job.stream, job.entry)
         self._held.remove(job)
+
+    async def _put_back(self, job: Job, aborted: Aborted | None) -> None:
+        """Put a job's ticket back on its stream with what was sampled until it was `aborted`.
+
+        While a key is missing or of another type, try again, for 2 s in all of the worker's time: the
+        learner's next heartbeat restores its claim. Raise ServerUnavailable and the other errors of
+        Connection.call but RunNotReady.
+        """
+        partial: bytes | None = None
+        while True:
+            try:
+                if partial is None:
+                    partial = await self._partial(job, aborted) if aborted else b""
+                await asyncio.to_thread(job.stream.give_back, job.entry, partial)
+                return
+            except RunNotReady:
+                self._give_up_at = self._give_up_at or time.monotonic() + _RESTORED_S
+                if time.monotonic() >= self._give_up_at:
+                    return
+            await asyncio.sleep(_IDLE_S)
 
     async def _partial(self, job: Job, aborted: Aborted) -> bytes:
         """Return the bytes of what was sampled of an aborted job, b"" if nothing may be kept.

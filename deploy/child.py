@@ -1,6 +1,7 @@
 """One supervised process, in a session of its own. Its output is passed on line by line."""
 
 import contextlib
+import errno
 import math
 import os
 import re
@@ -86,7 +87,8 @@ class Child:
         """Start the process in a session of its own with the variables `environment`; report its start.
 
         Its own variables win. It has no others and no standard input. A thread reports each line of its
-        standard output and error. Raise OSError if the start fails.
+        standard output and error. Raise OSError if the start fails, and BlockingIOError, an OSError, if
+        there is no room for that thread.
         """
         self._process = subprocess.Popen(
             self.service.command, env={**environment, **self._variables}, start_new_session=True,
@@ -95,7 +97,13 @@ class Child:
         self._started_at, self._told = time.monotonic(), False
         self._report(Report(self.name, "started", f"Started as process {self._process.pid}."))
         self._reader = threading.Thread(target=self._report_output, args=(self._process,), daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError as error:  # a thread counts as a process for the machine's limit
+            self._process.kill()
+            self._process.wait()
+            self._process = self._reader = None
+            raise BlockingIOError(errno.EAGAIN, str(error)) from error
 
     def reap(self) -> int | None:
         """Return the exit code (-9: killed by signal 9) once the process has ended, else None.

@@ -148,7 +148,8 @@ class Rewarder:
             except RunNotReady as error:  # the server came back empty: the learner sets it up again
                 log.warning("Waiting for the learner to set up the run again.", cause=str(error))
                 stopping.wait(1.0)
-                self._scorer.rejoin(self._settings.run.join_timeout_s, stopping)
+                with contextlib.suppress(RunNotReady):  # the contract changed meanwhile: once more
+                    self._scorer.rejoin(self._settings.run.join_timeout_s, stopping)
             self._settle()
             self._report()
             self._costs.note("scoring" if self._busy else "waiting for groups")

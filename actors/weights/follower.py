@@ -24,7 +24,7 @@ from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Weights
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-_RESTORED_S = 5.0  # after which the learner's heartbeat has restored an announcement
+_RESTORED_S, _LONGEST_LEASE_S = 2.0, 120.0
 
 log = get_logger(__name__)
 
@@ -41,7 +41,8 @@ class WeightFollower:
     `learner_timeout_s` (RUN_JOIN_TIMEOUT_S) limits the wait for usable weights, `take_timeout_s`
     (ACTOR_START_TIMEOUT_S) a change of weights. `taking` is True during a change, which ends with the
     proof that the engine computes what the learner computes: a mean difference of at most `probe_limit`
-    (0: no proof). If it fails, `discard` ends all that runs, and nothing may start while `wrong`.
+    (0: no proof). If it fails, `discard` ends all that runs, and nothing may start while `wrong`. The
+    learner, whose lease is `lease_s`, restores its announcement in a quarter of it.
     """
 
     def __init__(
@@ -54,11 +55,13 @@ class WeightFollower:
         take_timeout_s: float,
         probe_limit: float = 0.0,
         discard: Callable[[], Awaitable[None]] = _discard_nothing,
+        lease_s: float = 0.0,
     ) -> None:
         self.taking = self.wrong = False
         self._probe_limit, self._discard = probe_limit, discard
         self._proof: asyncio.Future[bool] | None = None
         self._proven: Version | None = None
+        self._doubted, self._lease_s = False, lease_s
         self._difference = 0.0
         self._engine = engine
         self._view = view
@@ -136,15 +139,27 @@ class WeightFollower:
         self.taking = True
         try:
             await self._take_twice(weights, found)
-        except (ConfigError, Disagreement):
-            await asyncio.sleep(_RESTORED_S)  # the learner's heartbeat writes its own announcement again
-            now = await asyncio.to_thread(self._view.weights)
-            if now and encode(now) == encode(weights):
-                raise
-            raise WeightsRejected(f"another client announced the weights {weights.version}") from None
+        except (ConfigError, Disagreement) as error:
+            await self._doubt(weights, error)
         finally:
             self.taking = False
             self._settle(False)
+
+    async def _doubt(self, weights: Weights, error: ConfigError | Disagreement) -> None:
+        """End what runs, wait until the learner's announcement is surely its own, and look at it.
+
+        Raise WeightsRejected if it is another one by then, the first time: another client may have
+        announced `weights`. Raise the `error` of their proof if it is not, or next time.
+        """
+        self.wrong, self._proven = True, None
+        self._settle(False)
+        await self._discard()
+        await asyncio.sleep(_RESTORED_S + min(self._lease_s, _LONGEST_LEASE_S) / 4)
+        now = await asyncio.to_thread(self._view.weights)
+        if self._doubted or (now and encode(now) == encode(weights)):
+            raise error
+        self._doubted = True
+        raise WeightsRejected(f"another client announced the weights {weights.version}") from error
 
     async def _take_twice(self, weights: Weights, found: Weights) -> None:
         """Do what `_take_proven` says, but do not ask whether the announcement was the learner's.
@@ -169,7 +184,7 @@ class WeightFollower:
         """Load weights, `found` on this host, and return whether the engine computes what it should.
 
         If not, nothing may start any more, and all that runs is ended. Raise WeightsRejected, with the
-        engine unchanged, and EngineFailed.
+        engine unchanged, ConfigError if it refuses all texts of the probe, and EngineFailed.
         """
         self._proof = asyncio.get_running_loop().create_future()
         try:
@@ -184,6 +199,7 @@ class WeightFollower:
         right = self._difference <= self._probe_limit or not self._probe_limit
         self.wrong = not right
         self._proven = weights.version if right else None
+        self._doubted = self._doubted and not right
         self._settle(right)
         if not right:
             log.error(self._describe(weights))

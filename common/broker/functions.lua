@@ -258,16 +258,17 @@ end
 -- seen unchanged for the other learner's lease ('-' if none was), then holders that have certainly ended. With
 -- lease_ms 0 the present learner claims again, whoever's lease is stored: a server that was killed may have
 -- returned to the lease of the learner before. With -1 this learner has claimed on this very process of the
--- server, so another client wrote what differs.
+-- server, so another client wrote what differs; with a lower incarnation it may be a run of another folder.
 local function claim(keys, args)
   local lease, wrong = tonumber(args[4]), wrong_type({keys[1]})
   if wrong and lease == 0 then return wrong end  -- as if the server lost the claim: the next start claims
   if wrong then redis.call('DEL', keys[1]) end
   local nonce = redis.call('HGET', keys[1], 'nonce')
-  if nonce and nonce ~= args[1] and lease >= 0 then
+  local current = redis.call('HGET', keys[1], 'incarnation')
+  local is_claimed = is_number(current) and current ~= '0' and tonumber(current) < tonumber(args[2])
+  if nonce and nonce ~= args[1] and (lease >= 0 or is_claimed) then
     return redis.error_reply('FOREIGN this server holds a run of this name from another folder')
   end
-  local current = redis.call('HGET', keys[1], 'incarnation')
   local ahead = is_number(current) and tonumber(current) - tonumber(args[2]) or 0
   if ahead > 0 and ahead <= FENCE_JUMP then
     return redis.error_reply('FENCED incarnation ' .. current .. ' of the learner holds the run')

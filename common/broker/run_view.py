@@ -18,7 +18,7 @@ from penstock.common.wire.ids import TicketId, is_number
 from penstock.common.wire.messages import Weights
 
 _POLL_S = 0.2
-_UNREADABLE_LEASE_S = 60.0
+_UNREADABLE_LEASE_S, _LONGEST_LEASE_MS = 60.0, 86_400_000
 _SLICE = 1000  # tickets in one call, which blocks the server for some 50 ms
 _NUMBER = re.compile(rb"0|[1-9][0-9]{0,14}")
 
@@ -126,7 +126,9 @@ class RunView:
         seen, lease = self._read("HMGET", self.keys.fence, "seen", "lease") or (None, None)
         if lease == b"0":
             return True
-        lease_s = int(lease) / 1000 if lease and _NUMBER.fullmatch(lease) else _UNREADABLE_LEASE_S
+        lease_s = _UNREADABLE_LEASE_S
+        if lease and _NUMBER.fullmatch(lease) and int(lease) <= _LONGEST_LEASE_MS:
+            lease_s = int(lease) / 1000
         now = time.monotonic()
         if self._last_beat is None or self._last_beat[0] != seen:
             self._last_beat = (seen, now)

@@ -181,7 +181,10 @@ class ModelFetcher:
     def _found(
         self, contract: Contract, names: Iterable[str], with_weights: bool = False
     ) -> Path | None:
-        """Return a copy of the model's files with these names; None if the folder itself is here."""
+        """Return a copy of the model's files with these names; None if the folder itself is here.
+
+        Raise what `with_tokenizer` raises, such as RunNotReady.
+        """
         if os.path.isdir(contract.model) or not contract.model_files:
             return None
         wanted = [one for one in contract.model_files if one.name in names]

@@ -10,7 +10,7 @@ from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.lease_watch import Lease, LeaseWatch
 from penstock.common.broker.work_stream import Entry, EntryReader
-from penstock.common.errors import MalformedMessage, RunNotReady, WrongType
+from penstock.common.errors import MalformedMessage, RunNotReady, RunTaken, WrongType
 from penstock.common.log import get_logger, shorten
 from penstock.common.text import short
 from penstock.common.wire.codec import encode
@@ -65,6 +65,7 @@ class LearnerQueue:
         self._folder = self._claimant = ""
         self._claimed = ("", "")  # nonce and holder
         self._claimed_at = -1  # the connection's count of restarts then
+        self._superseded = False
         self._published: dict[str, bytes] = {}  # contract, weights and state by key
         self._publishing = threading.Lock()
         self._logged: set[str] = set()
@@ -295,16 +296,22 @@ class LearnerQueue:
 
         The fence comes before `keys`, and the incarnation before `args`. If a key is of another type, or
         this process of the server lost the claim, another client wrote: log that, set `damaged`, claim
-        once more, which deletes such keys, and call again. Raise RunTaken if a newer incarnation has
-        claimed the run, ServerUnavailable or another error of Connection.call.
+        once more, which deletes such keys, and call again. After a RunTaken nothing is claimed. Raise
+        RunTaken if a newer incarnation has claimed the run, ConfigError if a run of another folder has,
+        ServerUnavailable or another error of Connection.call.
         """
         call = partial(
             self.connection.call, function, [self.keys.fence, *keys], [self.incarnation, *args]
         )
         try:
             return call()
+        except RunTaken:
+            self._superseded = True
+            raise
         except RunNotReady as error:  # a WrongType is one
-            if not isinstance(error, WrongType) and self.connection.restarts != self._claimed_at:
+            self.connection.execute("PING")  # a new socket's first answer tells of a server's restart
+            restarted = self.connection.restarts != self._claimed_at
+            if self._superseded or (restarted and not isinstance(error, WrongType)):
                 raise
             self.report(str(error))
             self.damaged = True

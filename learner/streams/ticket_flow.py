@@ -218,8 +218,9 @@ class TicketFlow:
                 )
             except ValueTooLarge as error:
                 raise source.too_large(asked, ledger.position, error) from error
-            for name, first in zip(tickets, firsts, strict=True):
-                ledger.opened(name, first)
+            for one, first in zip(asked, firsts, strict=True):
+                # A later version is another client's; the next `_check_server` withdraws it.
+                ledger.opened(one.id, min(first, one.version) if self._weights else first)
 
     def issue_tickets(self, step: int) -> None:
         """Issue new tickets, after `step` Updates, as far as the credit and the rest of the run allow.

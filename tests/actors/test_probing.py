@@ -29,9 +29,18 @@ IDS = np.arange(3, 10, dtype="<i4")
 PROBES = (Probe(IDS, np.full(6, -2.0, "<f4")), Probe(IDS[:3], np.full(2, -1.0, "<f4")))
 
 
+class Refusing(FakeEngine):
+    """It refuses all texts of the first probe."""
+
+    async def score(self, request_id: str, token_ids: Int32s) -> Float32s:
+        if self.loads == 1:
+            raise PromptRefused("no such token")
+        return await super().score(request_id, token_ids)
+
+
 @pytest.fixture(autouse=True)
 def _restored_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An announcement is asked for again after a second, not five."""
+    """An announcement is asked for again after a second, not two."""
     monkeypatch.setattr(follower, "_RESTORED_S", 1.0)
 
 
@@ -110,6 +119,36 @@ def test_an_announcement_of_another_client_does_not_end_the_actor(
     wait_until(a_run.groups, "a group")
     assert actor.error is None
     assert engine.loads == 3
+
+
+def test_a_probe_of_another_client_that_the_engine_refuses_holds_back_evaluations(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    engine = Refusing()
+    a_run.announce(0, probes=PROBES)
+    right = decode(a_run.connection.execute("GET", a_run.keys.weights), Weights)
+    a_run.connection.execute("SET", a_run.keys.weights, encode(replace(right, probes=PROBES[1:])))
+    a_run.issue(*(a_run.eval_ticket(number, step=0) for number in range(3)))
+    actor = start_actor(engine)
+    wait_until(lambda: engine.loads == 1, "the first load")
+    a_run.queue.restore()
+    wait_until(lambda: len(a_run.groups()) == 3, "the evaluation")
+    assert actor.error is None
+    assert engine.loads == 2
+
+
+def test_an_engine_that_is_wrong_with_two_versions_ends_the_actor(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    """The learner goes on meanwhile, so each announcement is replaced by the next."""
+    engine = FakeEngine(wrong_loads=100)
+    a_run.announce(0, probes=PROBES)
+    actor = start_actor(engine)
+    for step in (1, 2):
+        wait_until(lambda most=2 * step: engine.loads >= most, "a second load")
+        a_run.announce(step, probes=PROBES)
+    actor.wait()
+    assert isinstance(actor.error, Disagreement)
 
 
 def test_what_ends_long_after_the_proof_failed_goes_back_too(

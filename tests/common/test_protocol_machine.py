@@ -380,7 +380,7 @@ def test_every_history_is_one_the_model_allows(queue_server: LocalServer) -> Non
     run_state_machine_as_test(
         lambda: ProtocolMachine(connection),
         settings=settings(
-            max_examples=LONGER or 310,
+            max_examples=LONGER or 340,
             stateful_step_count=STEPS,
             derandomize=not LONGER,
             database=None,

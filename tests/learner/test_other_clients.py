@@ -545,3 +545,41 @@ def test_a_malformed_result_and_a_damaged_count_of_such_do_not_end_the_learner(b
     assert len(bench.train(0)) == 2
     bench.queue.restore()
     assert bench.connection.execute("TYPE", bench.keys.malformed) == b"none"
+
+
+def test_a_place_for_the_next_ticket_is_withdrawn(bench):
+    """Adopted with its version, which never comes, actors would hold the ticket for ever."""
+    number = bench.ledger.next_number
+    forged = f"{bench.keys.tickets}|0-1|1.999999999999999"
+    bench.connection.execute("HSET", bench.keys.open, f"train:{number}", forged)
+    bench.work()
+    assert len(bench.train(0)) == 2
+    bench.flow.issue_tickets(1)
+    name = TicketId.train(number)
+    assert str(bench.ledger.open[name]) == "1.0"
+    check(bench)
+    assert place(bench, name).endswith(b"|1.0")
+    bench.balance()
+
+
+def test_a_learner_of_another_folder_claims_nothing_over_the_runs_own(bench, connection, keys):
+    """It stood still while the run was discarded and begun anew."""
+    stalled = LearnerQueue(connection, keys, 7)
+    stalled.claim("nonce", "stalled")
+    connection.execute("DEL", *keys.all)
+    LearnerQueue(connection, keys, 1).claim("new nonce", "new", 60.0)
+    with pytest.raises(ConfigError, match="another folder"):
+        stalled.beat(15.0, "busy")
+    assert connection.execute("HGET", keys.fence, "nonce") == b"new nonce"
+
+
+def test_a_superseded_learner_claims_no_fence_that_another_client_deleted(connection, keys):
+    first = LearnerQueue(connection, keys, 1)
+    first.claim("nonce", "first")
+    LearnerQueue(connection, keys, 2).claim("nonce", "second")
+    with pytest.raises(RunTaken):
+        first.beat(15.0, "busy")
+    connection.execute("DEL", keys.fence)
+    with pytest.raises(RunNotReady):
+        first.beat(15.0, "busy")
+    assert not connection.execute("EXISTS", keys.fence)
