@@ -86,9 +86,8 @@ class Child:
     def start(self, environment: Mapping[str, str]) -> None:
         """Start the process in a session of its own with the variables `environment`; report its start.
 
-        Its own variables win. It has no others and no standard input. A thread reports each line of its
-        standard output and error. Raise OSError if the start fails, and BlockingIOError, an OSError, if
-        there is no room for that thread.
+        Its own variables win; it has no standard input. A thread reports each line of its output and
+        errors. Raise OSError if the start fails, such as BlockingIOError without room for that thread.
         """
         self._process = subprocess.Popen(
             self.service.command, env={**environment, **self._variables}, start_new_session=True,
