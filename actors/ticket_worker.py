@@ -49,8 +49,10 @@ from penstock.common.wire.messages import Group, Rollout, Ticket
 _IDLE_S = 0.05
 _BLOCK_MS = 100
 _WATCH_S = 1.0
-_ABORT_S, _STORE_S, _RESTORED_S = 5.0, 5.0, 2.0
+_ABORT_S, _STORE_S = 5.0, 5.0
 """The engine stops both before the grace period's end: to return its tokens, and to store them."""
+_RESTORED_S = 2.0
+"""The learner's heartbeat restores its claim sooner than that."""
 _MOST_AT_ONCE = 32
 """Groups in one round trip: all of them stay in memory until the last one is confirmed."""
 _PURPOSES: tuple[Purpose, ...] = ("eval", "train")
@@ -89,8 +91,8 @@ class TicketWorker:
         self._groups = groups
         self._consumer = consumer
         self._stopping, self._ending = stopping, False
-        self._reason: Disagreement | RunNotReady | None = None
-        self._give_up_at = 0.0  # giving back what the server does not take
+        self._last_error: Disagreement | RunNotReady | None = None  # raised once all is given back
+        self._give_up_at = 0.0  # when a ticket that the server does not take back is given up
         self._look_every_s = run.lease_s / LOOKS_PER_LEASE
         self._grace_s, self._lost = actor.grace_s, 0  # tokens that were sampled and given up
         self._streams = _streams(connection, self._keys, consumer, run, contract.largest_group)
@@ -132,11 +134,11 @@ class TicketWorker:
                 taking = self._tasks.create_task(self._take_tickets())
                 following = self._tasks.create_task(self._follow_weights())
                 ended = False
-                with self._leaving_first():
+                with self._giving_back_first():
                     ended = await self._watch_run()
                 self._ending = True
                 await taking  # otherwise that loop would take the tickets again that are given back
-                await self._finish(0.0 if ended or self._reason else self._grace_s)
+                await self._finish(0.0 if ended or self._last_error else self._grace_s)
                 if not self._follower.taking:  # it may be fetching weights, which takes long
                     following.cancel()
         except BaseExceptionGroup as group:
@@ -148,20 +150,20 @@ class TicketWorker:
         for stream in self._streams.values():
             with contextlib.suppress(RunNotReady):  # such as a key of another type
                 await asyncio.to_thread(stream.leave)
-        if self._reason:
-            raise self._reason
+        if self._last_error:
+            raise self._last_error
 
     @contextlib.contextmanager
-    def _leaving_first(self) -> Iterator[None]:
+    def _giving_back_first(self) -> Iterator[None]:
         """Keep a RunNotReady of the block, for `run` to raise once all tickets are given back.
 
-        Without that, each would lose an attempt and its tokens: another client may have deleted a key
-        that the learner restores soon.
+        Another client may have deleted a key that the learner restores soon. A ticket that is not given
+        back loses an attempt and its tokens.
         """
         try:
             yield
         except RunNotReady as error:
-            self._reason = self._reason or error
+            self._last_error = self._last_error or error
 
     # Taking tickets
 
@@ -173,17 +175,13 @@ class TicketWorker:
         Produces: held tickets, whose leases are renewed.
         A RunNotReady ends the worker. Raise ServerUnavailable and the other errors of Connection.call.
         """
-        with self._leaving_first():
-            await self._take_all()
-
-    async def _take_all(self) -> None:
-        """Do what `_take_tickets` says. Raise RunNotReady and the other errors of Connection.call."""
-        while not self._ending and self._reason is None:
-            self._has_room.clear()
-            taken = [await self._take(purpose) for purpose in _PURPOSES]
-            if not any(taken):
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._has_room.wait(), _IDLE_S)
+        with self._giving_back_first():
+            while not self._ending and self._last_error is None:
+                self._has_room.clear()
+                taken = [await self._take(purpose) for purpose in _PURPOSES]
+                if not any(taken):
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._has_room.wait(), _IDLE_S)
 
     async def _take(self, purpose: Purpose) -> bool:
         """Take as many tickets of a purpose as there is room for, then start each job that may start.
@@ -316,7 +314,7 @@ class TicketWorker:
         error of Connection.call.
         """
         try:
-            with self._leaving_first():
+            with self._giving_back_first():
                 await self._sample(job)
         finally:
             self._leases.release(job.stream, job.entry)
@@ -324,7 +322,10 @@ class TicketWorker:
         self._start_jobs()
 
     async def _sample(self, job: Job) -> None:
-        """Do what `_serve` says, but for the job's end. Raise RunNotReady and what `_serve` raises."""
+        """Sample a job's group and hand it on, or give its ticket back, as `_serve` says.
+
+        Raise RunNotReady, once the ticket is given back, and what `_serve` raises.
+        """
         ticket, rollouts = job.ticket, tuple[Rollout, ...]()
         try:
             if job.alone and not await asyncio.to_thread(job.stream.mark_alone, job.entry):
@@ -404,24 +405,24 @@ class TicketWorker:
         self._held.remove(job)
 
     async def _put_back(self, job: Job, aborted: Aborted | None) -> None:
-        """Put a job's ticket back on its stream with what was sampled until it was `aborted`.
+        """Put a job's ticket back on its stream, with the tokens sampled before it was `aborted`.
 
-        While a key is missing or of another type, try again, for 2 s in all of the worker's time: the
-        learner's next heartbeat restores its claim. Raise ServerUnavailable and the other errors of
+        Try again while a key is missing or of another type. The worker gives up 2 s after its first such
+        answer, and counts the tokens as lost. Raise ServerUnavailable and the other errors of
         Connection.call but RunNotReady.
         """
         partial: bytes | None = None
         while True:
-            try:
+            with contextlib.suppress(RunNotReady):
                 if partial is None:
                     partial = await self._partial(job, aborted) if aborted else b""
                 await asyncio.to_thread(job.stream.give_back, job.entry, partial)
                 return
-            except RunNotReady:
-                self._give_up_at = self._give_up_at or time.monotonic() + _RESTORED_S
-                if time.monotonic() >= self._give_up_at:
-                    return
+            self._give_up_at = self._give_up_at or time.monotonic() + _RESTORED_S
+            if time.monotonic() >= self._give_up_at:
+                break
             await asyncio.sleep(_IDLE_S)
+        self._note_lost(count_tokens(aborted.partial) if aborted and partial else 0)
 
     async def _partial(self, job: Job, aborted: Aborted) -> bytes:
         """Return the bytes of what was sampled of an aborted job, b"" if nothing may be kept.
@@ -465,7 +466,7 @@ class TicketWorker:
                 if self._device.awake and (await self._follower.poll() or woke):
                     self._start_jobs()
             except Disagreement as error:
-                self._reason = error
+                self._last_error = error
                 return
             await asyncio.sleep(_IDLE_S)
 
@@ -490,7 +491,7 @@ class TicketWorker:
         Connection.call's errors.
         """
         check_at = 0.0
-        while not self._stopping.is_set() and self._reason is None:
+        while not self._stopping.is_set() and self._last_error is None:
             self._costs.note(self._phase())
             if time.monotonic() >= check_at:
                 check_at = time.monotonic() + _WATCH_S

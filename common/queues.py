@@ -121,7 +121,7 @@ class Watch(QueueCommand):
     """
 
     def ask(self, connection: Connection) -> int:
-        """Show the run, anew every two seconds; return 0 at its end, or on Ctrl-C, SIGTERM and SIGHUP.
+        """Show the run every two seconds; return 0 at its end, or on Ctrl-C, SIGTERM and SIGHUP.
 
         Raise RunNotReady without the run, ServerUnavailable or another error of Connection.execute for
         the first look; later ones are shown. Raise BrokenPipeError if standard output was closed.

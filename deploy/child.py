@@ -99,7 +99,7 @@ class Child:
         try:
             self._reader.start()
         except RuntimeError as error:  # a thread counts as a process for the machine's limit
-            self._process.kill()
+            self.kill()
             self._process.wait()
             self._process = self._reader = None
             raise BlockingIOError(errno.EAGAIN, str(error)) from error

@@ -347,8 +347,9 @@ class CurrentScorer:
 
         If `stopping` is set first, change nothing. Raise DeadlineExceeded after `timeout_s` seconds
         without a contract and without a new heartbeat of a learner, MalformedMessage if the contract
-        cannot be read for as long. Raise ContractMismatch, ConfigError or SandboxFailed if this process
-        cannot serve the contract, ServerUnavailable, or another error of Connection.execute.
+        cannot be read for as long, RunNotReady if it changes meanwhile. Raise ContractMismatch,
+        ConfigError or SandboxFailed if this process cannot serve the contract, ServerUnavailable, or
+        another error of Connection.execute.
         """
         data = wait_for_contract(self._view, timeout_s, stopping)
         with self._changing:

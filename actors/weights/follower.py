@@ -78,9 +78,8 @@ class WeightFollower:
 
         Refused weights are logged. Raise EngineFailed if the engine breaks, Disagreement if it computes
         another model with the weights, also after they were fetched and loaded once more, ConfigError if
-        it refuses all texts of the probe. After
-        `learner_timeout_s`, raise DeadlineExceeded if no weights or heartbeats came, WeightsRejected if
-        all were refused.
+        it refuses all texts of the probe. After `learner_timeout_s`, raise DeadlineExceeded if no
+        weights or heartbeats came, WeightsRejected if all were refused.
         """
         weights = await asyncio.to_thread(self._view.weights)
         if weights is None:
@@ -146,10 +145,10 @@ class WeightFollower:
             self._settle(False)
 
     async def _doubt(self, weights: Weights, error: ConfigError | Disagreement) -> None:
-        """End what runs, wait until the learner's announcement is surely its own, and look at it.
+        """End all that runs, wait until the learner has restored its announcement, and read it again.
 
-        Raise WeightsRejected if it is another one by then, the first time: another client may have
-        announced `weights`. Raise the `error` of their proof if it is not, or next time.
+        Raise WeightsRejected if it differs from `weights`: another client may have announced them. Raise
+        the `error` of their proof if it is the same, or if the weights before were doubted too.
         """
         self.wrong, self._proven = True, None
         self._settle(False)
@@ -162,9 +161,9 @@ class WeightFollower:
         raise WeightsRejected(f"another client announced the weights {weights.version}") from error
 
     async def _take_twice(self, weights: Weights, found: Weights) -> None:
-        """Do what `_take_proven` says, but do not ask whether the announcement was the learner's.
+        """Load and prove weights, and do both once more if the proof fails.
 
-        Raise Disagreement and the other errors that it names.
+        Raise Disagreement if that fails too, and the other errors of `_is_right`.
         """
         if await self._is_right(weights, found):
             return

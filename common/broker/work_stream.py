@@ -116,10 +116,9 @@ class EntryReader:
         """Delete the entries with these ids from the stream, and count those that were still there.
 
         `cause` is the text by which the server counts them. The first time that this reader deletes any
-        for this cause, an error is logged. `entries` has at least one id. They stay there, to be read
-        again or deleted with their stream, while a key is missing or of another type: the learner
-        restores it.
-        Raise ServerUnavailable or another error of Connection.call.
+        for this cause, an error is logged. `entries` has at least one id. While a key is missing or of
+        another type, which the learner restores, nothing is deleted. Raise ServerUnavailable or another
+        error of Connection.call but RunNotReady.
         """
         keys, dropped = [self._keys.fence, self._stream, self._keys.malformed], 0
         with contextlib.suppress(RunNotReady):

@@ -203,9 +203,9 @@ class ModelFetcher:
                 self._pause(_RETRY_S)
 
     def _check_published(self, contract: Contract) -> None:
-        """Raise RunNotReady if another contract than this one is on the queue server by now.
+        """Raise RunNotReady if the queue server now holds another contract than `contract`.
 
-        Another client had written this one, or the learner was started anew.
+        Another client wrote `contract`, or the learner was restarted with other settings.
         """
         data = self._view.contract()
         with contextlib.suppress(MalformedMessage):

@@ -151,9 +151,7 @@ class Autoscale(QueueCommand):
         while not stopping.wait(_LOOK_EVERY_S):
             try:
                 now = read_overview(connection, self.run.name)
-                if (
-                    now.state == "ended" and view.ended()
-                ):  # by the state alone, another client could say so
+                if now.state == "ended" and view.ended():  # another client may have written the state
                     break
                 if now.progress:
                     made_all = now.progress.step >= now.progress.steps

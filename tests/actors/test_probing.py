@@ -13,7 +13,6 @@ import pytest
 
 from penstock.actors import ticket_worker
 from penstock.actors.engine import PromptRefused
-from penstock.actors.weights import follower
 from penstock.actors.weights.probing import mean_difference, probe_limit
 from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import ConfigError, Disagreement, MalformedMessage
@@ -36,12 +35,6 @@ class Refusing(FakeEngine):
         if self.loads == 1:
             raise PromptRefused("no such token")
         return await super().score(request_id, token_ids)
-
-
-@pytest.fixture(autouse=True)
-def _restored_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An announcement is asked for again after a second, not two."""
-    monkeypatch.setattr(follower, "_RESTORED_S", 1.0)
 
 
 def sampled_by(a_run: Run) -> set[int]:
@@ -140,7 +133,7 @@ def test_a_probe_of_another_client_that_the_engine_refuses_holds_back_evaluation
 def test_an_engine_that_is_wrong_with_two_versions_ends_the_actor(
     a_run: Run, start_actor: StartActor
 ) -> None:
-    """The learner goes on meanwhile, so each announcement is replaced by the next."""
+    """The learner publishes the next version meanwhile, so the announcement differs each time."""
     engine = FakeEngine(wrong_loads=100)
     a_run.announce(0, probes=PROBES)
     actor = start_actor(engine)

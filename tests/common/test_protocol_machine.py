@@ -351,9 +351,7 @@ class ProtocolMachine(ProtocolWorld):
             "EVAL", RESTORE, len(self.keys.all), *self.keys.all, *(key or b"" for key in snapshot.keys)
         )
         self.model.now = deepcopy(snapshot.model)
-        self.connection.restarts += (
-            1  # so the learner does not take what is lost for another client's work
-        )
+        self.connection.restarts += 1  # so what is lost is not another client's work to the learner
         for stream in WORK:  # whoever saw a lease unchanged before begins anew
             self.ran_out[stream].clear()
             for item in self.model.now.streams[stream]:

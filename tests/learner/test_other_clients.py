@@ -432,7 +432,7 @@ def test_a_learner_claims_again_over_nonsense_in_the_fence(bench, text, more):
 
 @pytest.mark.parametrize("written", [("SET", "x"), ("DEL",)])
 def test_a_learner_claims_again_where_its_fence_was(bench, written):
-    """Neither of this says that it has left: workers would, if the state says so too."""
+    """Neither write tells workers that the learner has left, although the state says "ended"."""
     command, *values = written
     bench.queue.own("here:/runs/x", "process 7")
     bench.connection.execute(command, bench.keys.fence, *values)
