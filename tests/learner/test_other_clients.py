@@ -549,13 +549,12 @@ def test_a_malformed_result_and_a_damaged_count_of_such_do_not_end_the_learner(b
 
 def test_a_place_for_the_next_ticket_is_withdrawn(bench):
     """Adopted with its version, which never comes, actors would hold the ticket for ever."""
-    number = bench.ledger.next_number
-    forged = f"{bench.keys.tickets}|0-1|1.999999999999999"
-    bench.connection.execute("HSET", bench.keys.open, f"train:{number}", forged)
     bench.work()
     assert len(bench.train(0)) == 2
+    name = TicketId.train(bench.ledger.next_number)
+    forged = f"{bench.keys.tickets}|0-1|1.999999999999999"
+    bench.connection.execute("HSET", bench.keys.open, name, forged)
     bench.flow.issue_tickets(1)
-    name = TicketId.train(number)
     assert str(bench.ledger.open[name]) == "1.0"
     check(bench)
     assert place(bench, name).endswith(b"|1.0")
