@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from penstock.actors.device_user import DeviceUser
 from penstock.actors.engine import Aborted, Engine, PromptRefused
 from penstock.actors.engine_watch import EngineWatch
-from penstock.actors.held_tickets import HeldTickets, Job
+from penstock.actors.held_tickets import GracePeriod, HeldTickets, Job
 from penstock.actors.partial_groups import Begun, count_tokens, read_partial, write_partial
 from penstock.actors.rollout_groups import Completions
 from penstock.actors.weights.follower import WeightFollower
@@ -90,15 +90,15 @@ class TicketWorker:
         self._engine = engine
         self._groups = groups
         self._consumer = consumer
-        self._stopping, self._ending = stopping, False
+        self._stopping, self._ending, self._lost = stopping, False, 0  # tokens that were given up
         self._last_error: Disagreement | RunNotReady | None = None  # raised once all is given back
         self._give_up_at = 0.0  # when a ticket that the server does not take back is given up
         self._look_every_s = run.lease_s / LOOKS_PER_LEASE
-        self._grace_s, self._lost = actor.grace_s, 0  # tokens that were sampled and given up
         self._streams = _streams(connection, self._keys, consumer, run, contract.largest_group)
         self._look_at = dict.fromkeys(_PURPOSES, 0.0)
         self._late = dict.fromkeys(_PURPOSES, False)
         self._held = HeldTickets(contract.credit)
+        self._grace = connection.stopping = GracePeriod(stopping, self._held, actor.grace_s)
         copy = ModelFetcher(self._view, run, stopping, actor.by_queue)
         self._follower = WeightFollower(
             engine, self._view, self._held, WeightSource(run.folder, copy, actor.weights_from),
@@ -138,7 +138,7 @@ class TicketWorker:
                     ended = await self._watch_run()
                 self._ending = True
                 await taking  # otherwise that loop would take the tickets again that are given back
-                await self._finish(0.0 if ended or self._last_error else self._grace_s)
+                await self._finish(0.0 if ended or self._last_error else self._grace.left_s())
                 if not self._follower.taking:  # it may be fetching weights, which takes long
                     following.cancel()
         except BaseExceptionGroup as group:
@@ -243,8 +243,10 @@ class TicketWorker:
         if (ticket.id, str(ticket.version)) != (entry.ticket, entry.version):
             await asyncio.to_thread(stream.discard, entry, "another ticket or version than its place's")
             return
-        alone = stream.runs_alone(entry)
-        job = Job(stream, entry, ticket, alone, () if alone else self._begun(entry, ticket))
+        alone, begun = stream.runs_alone(entry), self._begun(entry, ticket)
+        if alone:  # what others sampled may be what ends an actor
+            self._note_lost(count_tokens(begun))
+        job = Job(stream, entry, ticket, alone, () if alone else begun)
         self._held.add(job)
 
         def on_lost() -> None:  # runs in the lease thread
@@ -334,9 +336,11 @@ class TicketWorker:
                 raise Aborted(job.request_id)
             rollouts = await self._groups.generate(job.request_id, ticket, job.begun)
             self._has_room.set()
+            self._end_sampling(job)
+            job.unsent = count_tokens(rollouts)
             if not await self._follower.proven() or job.discarded:
                 raise Aborted(job.request_id)
-            self._end_sampling(job)
+            job.unsent = 0
             await self._hand_off(job, rollouts)
         except Aborted as aborted:
             await self._give_back(job, aborted)
@@ -430,18 +434,18 @@ class TicketWorker:
         Tokens of weights that are not proven may not be kept, nor over LEARNER_MAX_GROUP_MIB. What is
         lost is counted. Raise ServerUnavailable and the other errors of Connection.call.
         """
-        partial, lost = b"", aborted.lost
+        partial, job.unsent = b"", aborted.lost + count_tokens(aborted.partial)
         if any(aborted.partial) and await self._follower.proven() and not job.discarded:
             try:
                 partial = write_partial(job.ticket, aborted.partial, self._consumer)
                 what = f"the partial group of ticket {job.ticket.id}"
                 await asyncio.to_thread(job.stream.check_size, partial, what)
+                job.unsent = aborted.lost
             except ValueTooLarge as error:
                 log.warning(f"Ticket {job.ticket.id} goes back without its tokens.", reason=str(error))
                 partial = b""
-        if not partial:
-            lost += count_tokens(aborted.partial)
-        self._note_lost(lost)
+        self._note_lost(job.unsent)
+        job.unsent = 0
         return partial
 
     def _note_lost(self, tokens: int) -> None:
@@ -536,9 +540,9 @@ class TicketWorker:
     async def _finish(self, grace_s: float) -> None:
         """Give waiting tickets back; let running ones end until 10 s before the grace period's end.
 
-        What runs then is aborted, and given back by its `_serve` with its tokens. What does not return
-        within 5 s, as for a tool that runs, is given back without them. Raise ServerUnavailable and the
-        other errors of Connection.call.
+        What runs then is aborted within 5 s, and given back by its `_serve` with its tokens in 5 s more.
+        What does not return, as for a tool that runs or weights that are not proven yet, is given back
+        without them. Raise ServerUnavailable and the other errors of Connection.call.
         """
         for job in self._held.waiting:
             await self._give_back(job)
@@ -546,19 +550,21 @@ class TicketWorker:
         if self._serving and sampling_s:
             log.info(
                 f"Stopping: {len(self._serving)} tickets run. What is unfinished in {sampling_s:.0f} s "
-                f"goes back with its tokens (ACTOR_GRACE_S={grace_s:g})."
+                "goes back with its tokens (ACTOR_GRACE_S)."
             )
             await asyncio.wait(self._serving, timeout=sampling_s)
         unfinished, deadline = self._held.running, time.monotonic() + _ABORT_S
-        while self._serving and time.monotonic() < deadline:
+        while self._held.sampling and time.monotonic() < deadline:
             for job in self._held.running:  # again and again: a request may not have reached the engine
                 await self._groups.abort(job.request_id)
             await asyncio.wait(self._serving, timeout=_ABORT_S / 10)
-        for job in (one for one in self._held.running if not one.over):
-            self._note_lost(self._groups.sampled(job.request_id))
-            await self._give_back(job)
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=_STORE_S)
         for task in self._serving:
             task.cancel()
+        for job in self._held.running:
+            self._note_lost(max(job.unsent, self._groups.sampled(job.request_id)))
+            await self._give_back(job)
         if unfinished:
             log.info(f"Gave {len(unfinished)} unfinished tickets back; {self._lost} tokens are lost.")
 

@@ -5,8 +5,10 @@
 runs `penstock up` with fake engines and tiny groups. Every few seconds each process is looked at
 (memory, file descriptors, threads) and the queue server (keys, memory, consumers, lengths of streams).
 Prints the medians of the first and the last third after a warm-up, and of the learner's processor
-time per step. Exit code 1 if something grew by more than its bound (`has_grown`), if the processor time
-per step grew by more than 5%, or if fewer than N groups were trained.
+time per step. Processors change their speed by up to 30% within a run, so a loop of a fixed length is
+timed too, and the processor time counts in loops. Exit code 1 if something grew by more than its bound
+(`has_grown`), if the learner's loops per step grew by more than 5%, or if fewer than N groups were
+trained.
 """
 
 from __future__ import annotations
@@ -77,6 +79,8 @@ class Soak:
     rows: list[Row]
     cpu: dict[str, tuple[float, float]]
     """By role, processor seconds per step: of the first steps after the warm-up and of the last."""
+    loop_s: tuple[float, float]
+    """Median processor seconds of the loop of `time_loop` beside the first steps and beside the last."""
     grew: list[str]
     faults: list[str]
 
@@ -107,6 +111,7 @@ def run_soak(site: Site, seconds: float, every_s: float, groups: int = 0) -> Soa
         connection = Connection(started_server(RunFolder(site.run_folder)), 10, 30)
         samples: list[Sample] = []
         steps_at: list[int] = []
+        loops: list[float] = []
         while at < seconds or steps_at[-1] < steps_at[int(WARM_UP * len(steps_at))] + GROUPS_PER_STEP:
             due = began + at + every_s
             site.wait_for(lambda due=due: time.monotonic() >= due, "the next sample")  # type: ignore[misc]
@@ -114,6 +119,7 @@ def run_soak(site: Site, seconds: float, every_s: float, groups: int = 0) -> Soa
             with (site.folder / "samples.jsonl").open("a") as file:
                 file.write(json.dumps(samples[-1]) + "\n")
             steps_at.append(_count_steps(site))
+            loops.append(time_loop())
             at = time.monotonic() - began
         connection.close()
     finally:
@@ -125,12 +131,31 @@ def run_soak(site: Site, seconds: float, every_s: float, groups: int = 0) -> Soa
     if trained < groups:
         faults.append(f"{trained} groups were trained, expected at least {groups}")
     rows = compare(samples)
-    cpu = cpu_per_step(read_metrics(site.run_folder)[steps_at[int(WARM_UP * len(steps_at))] :])
+    calm = int(WARM_UP * len(steps_at))
+    cpu = cpu_per_step(read_metrics(site.run_folder)[steps_at[calm] :])
+    loop_s = loops_of_ends(steps_at[calm:], loops[calm:])
     grew = [f"{row.of}: {row.measure} from {row.first:g} to {row.last:g}" for row in rows if row.grew]
-    first, last = cpu["learner"]
+    first, last = (seconds / loop for seconds, loop in zip(cpu["learner"], loop_s, strict=True))
     if last > (1 + CPU_SHARE) * first:
-        grew.append(f"the learner's processor time per step from {first:.4f} s to {last:.4f} s")
-    return Soak(round(at, 1), steps_at[-1], trained, len(samples), rows, cpu, grew=grew, faults=faults)
+        grew.append(f"the learner's processor time per step from {first:.3f} to {last:.3f} loops")
+    return Soak(round(at, 1), steps_at[-1], trained, len(samples), rows, cpu, loop_s, grew, faults)
+
+
+def time_loop() -> float:
+    """The processor seconds that a loop of a fixed length takes now."""
+    began = time.thread_time()
+    total = 0
+    for number in range(200_000):
+        total += number
+    return time.thread_time() - began
+
+
+def loops_of_ends(steps_at: Sequence[int], loops: Sequence[float]) -> tuple[float, float]:
+    """The median loop while the first CPU_STEPS steps were made, and while the last were."""
+    count = max(1, min(CPU_STEPS, (steps_at[-1] - steps_at[0]) // 2))
+    pairs = list(zip(steps_at, loops, strict=True))
+    first = median(loop for at, loop in pairs if at <= steps_at[0] + count)
+    return first, median(loop for at, loop in pairs if at >= steps_at[-1] - count)
 
 
 def _count_steps(site: Site) -> int:
@@ -265,7 +290,7 @@ def format_soak(soak: Soak) -> str:
     lines += [f"{of:<28}{', '.join(measures)}" for of, measures in by_subject.items()]
     lines += ["", "processor time per step, in ms: of the first steps after the warm-up and of the last"]
     lines += [f"{role:<30}{1e3 * first:>24.3f}{1e3 * last:>12.3f}"
-              for role, (first, last) in soak.cpu.items()]  # fmt: skip
+              for role, (first, last) in [*soak.cpu.items(), ("a loop", soak.loop_s)]]  # fmt: skip
     lines += ["", f"{soak.groups} groups in {soak.steps} steps and {soak.seconds:g} s, "
               f"{soak.samples} samples"]  # fmt: skip
     lines += [f"GREW: {what}" for what in soak.grew] + [f"FAULT: {fault}" for fault in soak.faults]

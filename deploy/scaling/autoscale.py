@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
@@ -130,6 +130,7 @@ class Autoscale(QueueCommand):
         0.1, gt=0, lt=1, description="share of each step that the learner may wait for groups"
     )
     host: str = Field("", description="host or name of the `penstock up`, if there are several")
+    _awaited: bool = PrivateAttr(False)
 
     @model_validator(mode="after")
     def _in_order(self) -> "Autoscale":
@@ -143,10 +144,11 @@ class Autoscale(QueueCommand):
 
         Print a line for each change. Raise ConfigError without the one `penstock up`, or without the
         right to ask, and ServerUnavailable if the server goes away before the run's last step. Both are
-        waited for, for RUN_JOIN_TIMEOUT_S, once they were there.
+        waited for, for RUN_JOIN_TIMEOUT_S, once they were there. So is the run, from the beginning: then
+        raise RunNotReady.
         """
         measuring = Measuring(Rule(self.least, self.most, self.target_wait))
-        stopping = stop_on_signals()
+        stopping, began = stop_on_signals(), time.monotonic()
         made_all, found_at, view = False, -math.inf, RunView(connection, Keys(self.run.name))
         while not stopping.wait(_LOOK_EVERY_S):
             try:
@@ -157,8 +159,8 @@ class Autoscale(QueueCommand):
                     made_all = now.progress.step >= now.progress.steps
                     self._look(connection, measuring, now, now.progress)
                     found_at = time.monotonic()
-            except RunNotReady:
-                continue  # the learner starts
+            except RunNotReady as error:  # the learner starts
+                self._await_run(error, max(began, found_at))
             except NotPermitted:  # a ConfigError that waiting does not mend
                 raise
             except (ConfigError, ServerUnavailable):
@@ -169,6 +171,14 @@ class Autoscale(QueueCommand):
                 connection = self._connect_again(connection)
                 view = RunView(connection, Keys(self.run.name))
         return 0
+
+    def _await_run(self, error: RunNotReady, since: float) -> None:
+        """Return to wait for the run, which is said once. Raise the error after RUN_JOIN_TIMEOUT_S."""
+        if time.monotonic() - since > self.run.join_timeout_s:
+            raise error
+        if not self._awaited:
+            self._awaited = True
+            print(f"Waiting for run {self.run.name}: {error}", flush=True)
 
     def _connect_again(self, connection: Connection) -> Connection:
         """Return a connection to the server's present address, which another start changes.

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.actors import ticket_worker
+from penstock.actors.held_tickets import GracePeriod, HeldTickets, Job
 from penstock.actors.partial_groups import Begun, join, kept, read_partial, rest_of, write_partial
+from penstock.common.broker.connection import Connection
 from penstock.common.broker.costs import LOST_TOKENS
+from penstock.common.broker.keys import Keys
+from penstock.common.broker.local_server import LocalServer
+from penstock.common.broker.work_stream import Entry
 from penstock.common.errors import MalformedMessage
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import PartialGroup, Rollout, Span, Ticket, Version
 from penstock.common.wire.transcript import Transcript
 from tests.actors.conftest import SAMPLING, ActorThread, Run
+from tests.actors.test_probing import PROBES
 from tests.common.builders import make_rollout, make_ticket
 from tests.fake_engine import EOS, FakeEngine
 from tests.helpers import wait_until
@@ -125,6 +136,64 @@ def test_a_ticket_goes_back_without_tokens_that_are_over_the_limit(
     a_run.issue(ticket)
     assert preempt(a_run, start_actor, ticket) == ()
     assert int(float(a_run.connection.execute("HGET", a_run.keys.costs, LOST_TOKENS))) > 8
+
+
+def test_a_ticket_goes_back_also_while_the_weights_it_was_sampled_with_are_not_proven(
+    a_run: Run, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticket_worker, "_STORE_S", 0.2)
+    engine = FakeEngine(token_delay_s=0.02)
+    a_run.announce(0, probes=PROBES)
+    actor = start_actor(engine, grace_s=0.1)
+    wait_until(lambda: len(engine.scored) == 2, "the first proof")
+    engine.score_delay_s = 4.0
+    a_run.issue(a_run.ticket(0, sampling=LONG), a_run.ticket(1, sampling=replace(LONG, max_tokens=1)))
+    a_run.announce(1, probes=PROBES)
+    wait_until(lambda: engine.loads == 2 and engine.tokens_generated() > 16, "tokens of both")
+    actor.stopping.set()
+    wait_until(lambda: a_run.pending() == 0, "the tickets' return")
+    assert actor.thread.is_alive()  # it waits for the engine's proof
+    actor.wait()
+    assert actor.error is None
+    again = a_run.stream("other").take(10)
+    assert {(entry.ticket, entry.attempts) for entry in again} == {("train:0", 0), ("train:1", 0)}
+    assert not any(entry.partial for entry in again)
+    lost = int(float(a_run.connection.execute("HGET", a_run.keys.costs, LOST_TOKENS)))
+    assert lost == engine.tokens_generated()
+
+
+def test_an_actor_that_ends_waits_for_a_server_that_comes_back(
+    private_server: LocalServer, run_name: str, tmp_path: Path
+) -> None:
+    connection = Connection(private_server.url, 10, 10)
+    a_run = Run(connection, Keys(run_name), tmp_path, RunFolder(tmp_path / run_name))
+    a_run.announce(0)
+    ticket = a_run.ticket(0, num_generations=8, sampling=LONG)
+    a_run.issue(ticket)
+    engine = FakeEngine(token_delay_s=0.02)
+    actor = ActorThread(private_server.url, run_name, tmp_path, engine, grace_s=60.0)
+    wait_until(lambda: engine.tokens_generated() > 8, "some tokens")
+    private_server.kill()
+    actor.stopping.set()
+    wait_until(lambda: not engine._in_flight, "the end of sampling")
+    time.sleep(0.5)  # the group's hand-off has met no server by now
+    private_server.start()
+    actor.wait()
+    assert actor.error is None
+    assert list(a_run.groups()) == ["train:0"]
+    connection.close()
+
+
+def test_an_actor_that_holds_nothing_does_not_wait_for_a_server() -> None:
+    stopping, held = threading.Event(), HeldTickets(4)
+    grace = GracePeriod(stopping, held, 60.0)
+    assert not grace.is_set()
+    stopping.set()
+    assert grace.is_set()
+    held.add(Job(None, Entry("1-0", "train:0", b""), TICKET, alone=False))  # type: ignore[arg-type]
+    assert not grace.is_set()
+    assert 59.0 < grace.left_s() <= 60.0
+    assert GracePeriod(stopping, held, 1.0).is_set()
 
 
 def large() -> bytes:

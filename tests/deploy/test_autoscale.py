@@ -20,7 +20,7 @@ from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.process_signs import LearnerProgress, WorkerSign, server_time_ms, write_sign
 from penstock.common.broker.scale import Scale
 from penstock.common.config.command import build, execute_command
-from penstock.common.errors import ConfigError
+from penstock.common.errors import ConfigError, RunNotReady
 from penstock.deploy.__main__ import Penstock
 from penstock.deploy.scaling import autoscale
 from penstock.deploy.scaling.autoscale import Autoscale, Measuring, Rule
@@ -230,3 +230,17 @@ def test_it_ends_without_the_right_to_ask(
     write_sign(acl_users.learner, keys.processes, "learner", progress(1, 0.7))
     assert execute_command(Penstock, "penstock", ["autoscale", "--max", "8"]) == 78
     assert "->" not in capsys.readouterr().out
+
+
+def test_it_says_that_it_waits_for_a_run_and_ends_if_none_comes(
+    queue_server: LocalServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(autoscale, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(autoscale, "stop_on_signals", threading.Event)
+    monkeypatch.setenv("REDIS_URL", queue_server.url)
+    monkeypatch.setenv("RUN_NAME", "misspelt")
+    monkeypatch.setenv("RUN_JOIN_TIMEOUT_S", "0.5")
+    assert execute_command(Penstock, "penstock", ["autoscale", "--max", "8"]) == RunNotReady.exit_code
+    out, err = capsys.readouterr()
+    assert out.count("Waiting for run misspelt: ") == 1
+    assert "misspelt" in err

@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1200.0, help="for how long faults begin")
     parser.add_argument("--count", type=int, default=Plan().count, help="end after so many faults")
     parser.add_argument("--kinds", default="", help=f"some of: {', '.join(KINDS)}")
-    parser.add_argument("--lease-s", type=float, default=7.0, help="RUN_LEASE_S of the run")
+    parser.add_argument("--lease-s", type=float, default=15.0, help="RUN_LEASE_S (default: a run's)")
     parser.add_argument(
         "--whole", action="store_true", help="also 90 and 100 s, each length of each kind"
     )
