@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.config.redis_url import parse_url
 from penstock.common.errors import NEVER_RESTARTED
 from tests.common.builders import Run
-from tests.helpers import AclUsers, free_port
+from tests.helpers import AclUsers, free_port, wait_until
 from tests.platforms.checks import BIN, DEPLOY, planted, run
 from tests.platforms.test_containers import connect, queue_server
 
@@ -175,6 +177,67 @@ def test_the_learners_first_container_gives_the_users_the_passwords_of_the_secre
         assert done.returncode == 0, done.stderr
         for role in ROLES:
             connect((tmp_path / "operator" / f"{role}.url").read_text()).execute("PING")
+
+
+@pytest.mark.parametrize(
+    ("learner", "told", "code"),
+    [
+        ("trap 'exit 0' TERM", True, 143),
+        ("trap 'exit 1' TERM", True, 1),
+        ("exit 0", False, 0),
+        ("exit 78", False, 78),
+    ],
+)
+def test_a_learner_that_is_told_to_stop_does_not_complete_its_job(tmp_path, learner, told, code):
+    (tmp_path / "learner").write_text(f"#!/bin/sh\n{learner}\ntouch up\nwhile :; do sleep 0.05; done\n")
+    (tmp_path / "learner").chmod(0o700)
+    (container,) = find("Job", "learner")["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-1] == "learner"
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    job = subprocess.Popen(container["args"], cwd=tmp_path, env=path)  # tini of the image runs them
+    if told:
+        wait_until((tmp_path / "up").exists, "the learner")
+        job.send_signal(signal.SIGTERM)
+    assert job.wait(30) == code
+
+
+def test_several_gpus_are_for_torchrun_which_waits_as_long_as_the_pod():
+    job = find("Job", "learner", learner={"gpus": 6, "graceS": 300})
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    words = "torchrun --standalone --nproc-per-node 6 -m penstock.learner"
+    assert container["args"][-6:] == words.split()
+    assert {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": "290"} in container["env"]
+
+
+def test_the_settings_arrive_as_they_were_written():
+    env = {"A": 1000000, "B": 12345678901, "C": 0.5, "D": True, "E": "1e+06", "F": 7}
+    found = find("ConfigMap", "run", run={"name": "first", "env": env})["data"]
+    wanted = {"A": "1000000", "B": "12345678901", "C": "0.5", "D": "true", "E": "1e+06", "F": "7"}
+    assert {name: found[name] for name in env} == wanted
+
+
+def test_new_settings_are_new_pods_of_actors_and_rewarders():
+    for role in ("actor", "rewarder"):
+        old, new = (
+            find("Deployment", role, run={"name": "first", "env": {"A": value}})["spec"]["template"]
+            for value in (1, 2)
+        )
+        assert old["metadata"]["annotations"] != new["metadata"]["annotations"]
+        assert old["spec"] == new["spec"]
+
+
+def test_learner_and_rewarders_have_secrets_of_their_own():
+    values = {
+        "run": {**RUN, "envFromSecrets": ["hub-token"]},
+        "rewarders": {"envFromSecrets": ["judge", "search"]},
+    }
+    own = {"learner": ["hub-token"], "actor": [], "rewarder": ["judge", "search"]}
+    for role, names in own.items():
+        one = find("Job" if role == "learner" else "Deployment", role, **values)
+        (container,) = one["spec"]["template"]["spec"]["containers"]
+        check(one, OLDEST)
+        given = [source["secretRef"]["name"] for source in container["envFrom"] if "secretRef" in source]
+        assert given == names
 
 
 def triggers(role: str, run: str) -> dict[str, dict[str, str]]:

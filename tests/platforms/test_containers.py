@@ -102,6 +102,22 @@ def test_only_the_rewarder_is_root_and_nothing_is_privileged(tmp_path):
         assert service.get("cap_drop", []) == ([] if root else ["ALL"]), name
 
 
+def test_the_queue_server_stops_after_all_roles(tmp_path):
+    """Compose stops a service before those it depends on, and those without an order together."""
+    found = services(COMPOSE, tmp_path, "cpu", "gpu", "setup")
+    assert {name for name, service in found.items() if "queue" not in service.get("depends_on", {})} == {
+        "queue"
+    }
+
+
+def test_only_the_rewarder_sees_its_own_variables(tmp_path):
+    (tmp_path / "rewarder.env").write_text("OPENAI_API_KEY=secret\n")
+    found = services(COMPOSE, tmp_path, "cpu", "gpu", "setup")
+    see = [name for name, service in found.items() if "OPENAI_API_KEY" in service["environment"]]
+    assert see == ["rewarder"]
+    assert found["rewarder"]["environment"]["RUN_NAME"] == "first"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,7 +16,10 @@ from tests.helpers import wait_until
 from tests.platforms.checks import DEPLOY, planted, program, run
 
 SLURM = DEPLOY / "slurm"
-SCRIPTS = [DEPLOY / "queue-server.sh", SLURM / "learner.sbatch", SLURM / "actors.sbatch"]
+SCRIPTS = [
+    DEPLOY / "queue-server.sh",
+    *(SLURM / name for name in ("learner.sbatch", "actors.sbatch", "learner-step.sh")),
+]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -30,6 +34,7 @@ def test_shellcheck_finds_nothing(script):
         (SCRIPTS[0], '"$url_file") || exit', "$url_file) || exit", "SC2086"),
         (SCRIPTS[1], 'touch "$folder/ended"', "touch $folder/ended", "SC2086"),
         (SCRIPTS[1], '-nt "$folder/url" ]; then', '-nt "$folder/url" ]', "SC1072"),
+        (SCRIPTS[3], 'srun "$@" &', "srun $@ &", "SC2068"),
         (SCRIPTS[2], "code=0\n", "code = 0\n", "SC2283"),
     ],
 )
@@ -57,13 +62,20 @@ def test_the_learners_procfile_uses_what_its_script_sets():
         assert name.startswith("SLURM_") or f"export {name}=" in script, name
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_the_learners_job_is_queued_again_if_it_is_told_to_stop(tmp_path, told):
-    """As under torchrun, whose exit code after SIGTERM is 1. Without a signal 1 is a failure."""
+@pytest.mark.parametrize(
+    ("told", "restarts", "goes_on"), [(True, 1, True), (True, 0, False), (False, 0, False)]
+)
+def test_the_learners_job_is_queued_again_if_it_is_told_to_stop(tmp_path, told, restarts, goes_on):
+    """As under torchrun, whose exit code after SIGTERM is 1. Without a signal 1 is a failure.
+
+    A job that was cancelled is not queued again: Slurm counts no restart. The actors then end too.
+    """
     commands = {
-        "penstock": "trap 'exit 1' TERM; touch up; while [ ! -e end ]; do sleep 0.05; done; exit 1"
+        "penstock": "trap 'touch told' TERM; touch up; until [ -e end ]; do sleep 0.05; done; exit 1",
+        "scontrol": f'echo "$@" >> called; echo "   Requeue=1 Restarts={restarts} BatchFlag=1"',
+        "scancel": 'echo "$@" > signal; touch end',
+        "hostname": "echo here",
     }
-    commands |= {"scontrol": 'echo "$@" > queued', "hostname": "echo here"}
     for name, text in commands.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o700)
@@ -76,5 +88,44 @@ def test_the_learners_job_is_queued_again_if_it_is_told_to_stop(tmp_path, told):
     else:
         (tmp_path / "end").touch()
     assert job.wait(30) == 1
-    assert (tmp_path / "queued").exists() is told
-    assert (tmp_path / "first/slurm/ended").exists() is not told
+    assert (tmp_path / "called").exists() is told
+    if told:
+        assert (tmp_path / "called").read_text().startswith("requeue incomplete 7\n")
+        assert (tmp_path / "signal").read_text() == "--quiet --signal=TERM 7\n"
+    assert not (tmp_path / "told").exists(), "`penstock up` would kill the learner after 30 s"
+    assert not (tmp_path / "first/slurm/url").exists()
+    assert (tmp_path / "first/slurm/ended").exists() is not goes_on
+
+
+@pytest.mark.parametrize("stopping", [True, False])
+def test_the_learners_step_is_told_by_slurm_and_not_by_its_srun(tmp_path, stopping):
+    commands = {
+        "srun": "trap 'touch killed' TERM; touch runs; until [ -e end ]; do sleep 0.05; done; exit 3",
+        "scancel": 'echo "$@" > signal; touch end',
+        "up": f"trap 'touch told' TERM; bash {SLURM}/learner-step.sh a & wait $!; echo $? > code; wait",
+    }
+    for name, text in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    mark = tmp_path / "stopping"
+    variables = {"SLURM_JOB_ID": "7", "PENSTOCK_STOPPING": str(mark)}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    up = subprocess.Popen([tmp_path / "up"], cwd=tmp_path, env=variables | path, start_new_session=True)
+    try:
+        wait_until((tmp_path / "runs").exists, "srun")
+        if stopping:
+            mark.touch()
+            (tmp_path / "end").touch()
+            wait_until((tmp_path / "told").exists, "the signal to `penstock up`")
+        else:
+            (step,) = map(int, run("pgrep", "-P", up.pid).stdout.split())
+            os.kill(step, signal.SIGTERM)
+            assert up.wait(30) == 0
+            assert (tmp_path / "signal").read_text() == "--quiet --signal=TERM 7\n"
+            assert (tmp_path / "code").read_text() == "3\n"
+            assert not (tmp_path / "told").exists()
+        assert not (tmp_path / "killed").exists()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(up.pid, signal.SIGKILL)
+        up.wait(30)

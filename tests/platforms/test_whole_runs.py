@@ -109,7 +109,7 @@ SlurmdPort={node}
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 AuthType=auth/none
 CredType=cred/none
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
@@ -199,7 +199,7 @@ def test_a_run_on_slurm_loses_nothing_when_an_element_is_queued_again(
         assert "Submitted batch job" in said
         return said.split()[-1]
 
-    submit(f"{DEPLOY}/slurm/learner.sbatch")
+    learner = submit(f"{DEPLOY}/slurm/learner.sbatch")
     array = submit(f"{DEPLOY}/slurm/actors.sbatch")
     short = submit(f"{DEPLOY}/slurm/actors.sbatch", "--array=4", "--time=2")  # SIGTERM after one minute
     try:
@@ -211,6 +211,11 @@ def test_a_run_on_slurm_loses_nothing_when_an_element_is_queued_again(
         wait_until(lambda: f"{array}_3" not in slurm.jobs(), "the end of the cancelled element")
         wait_until(lambda: slurm.jobs().get(f"{short}_4") == "PENDING", "the end of its time", 300)
         assert site.steps() < 80, "its actor was told to stop during the run"
+        slurm("scancel", "--batch", "--signal=TERM", learner)  # as Slurm does before the end of its time
+        wait_until(lambda: slurm.jobs().get(learner) == "PENDING", "the learner in the queue", 120)
+        newest = max(path.name for path in (site.run_folder / "checkpoints").iterdir())
+        assert int(newest.rpartition("-")[2]) == site.steps() < 80, "of the step at which it was told"
+        slurm("scontrol", "update", f"jobid={learner}", "StartTime=now")  # else after two minutes
         wait_until((site.run_folder / "slurm" / "ended").exists, "the run's end", 1200)
         wait_until(lambda: not slurm.jobs(), "the end of all jobs, after two minutes in the queue", 900)
     except AssertionError as error:

@@ -36,8 +36,22 @@ capabilities: {drop: [ALL]}
 env:
   - {name: REDIS_URL_FILE, value: /secret/url}
   - {name: ACTOR_GRACE_S, value: {{ .Values.actors.graceS | quote }}}
+  # torchrun kills its processes so long after SIGTERM.
+  - {name: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, value: {{ sub .Values.learner.graceS 10 | max 1 | quote }}}
 envFrom:
   - configMapRef: {name: {{ .Release.Name }}-run}
+{{- end }}
+
+{{- /* Secrets whose keys become variables, after penstock.environment. */ -}}
+{{- define "penstock.secrets" -}}
+{{- range . }}
+- secretRef: {name: {{ . }}}
+{{- end }}
+{{- end }}
+
+{{- /* New pods for new settings. */ -}}
+{{- define "penstock.checksum" -}}
+checksum/settings: {{ include (print .Template.BasePath "/settings.yaml") . | sha256sum }}
 {{- end }}
 
 {{- /* The URL of one user as /secret/url: (list . "actor"). */ -}}

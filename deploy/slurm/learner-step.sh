@@ -1,0 +1,20 @@
+#!/bin/bash
+# The learner of `penstock up` in a job of learner.sbatch: learner-step.sh FLAGS_AND_COMMAND_OF_SRUN
+#
+# srun answers SIGTERM by SIGKILL for its tasks. So the signal goes to the tasks by Slurm. When learner.sbatch itself
+# has told them to stop, `penstock up` is told once they have ended, as it would give them 30 s alone.
+set -uo pipefail
+code=0
+if [ ! -f "$PENSTOCK_STOPPING" ]; then
+  trap 'scancel --quiet --signal=TERM "$SLURM_JOB_ID"' TERM
+  srun "$@" &
+  step=$!
+  wait "$step" || code=$?
+  while kill -0 "$step" 2> /dev/null; do wait "$step" && code=0 || code=$?; done # a signal ends `wait`, and not srun
+fi
+if [ -f "$PENSTOCK_STOPPING" ]; then
+  trap - TERM
+  kill -TERM "$PPID"
+  exec sleep 60 # until `penstock up` ends this process
+fi
+exit "$code"
