@@ -189,11 +189,12 @@ class FakeEngine:
 
     async def score(self, request_id: str, token_ids: Int32s) -> Float32s:
         """What the learner says of the text, or something else while weights are loaded wrongly."""
-        self.scored.append(request_id)
         weights = self._weights[-1]
         (probe,) = (one for one in weights.probes if np.array_equal(one.token_ids, token_ids))
         await asyncio.sleep(self.score_delay_s)
-        return probe.logprobs - np.float32(self.loads <= self.wrong_loads)
+        said = probe.logprobs - np.float32(self.loads <= self.wrong_loads)
+        self.scored.append(request_id)
+        return said
 
     async def take_weights(self, weights: Weights, again: bool = False) -> None:
         self.loads += 1

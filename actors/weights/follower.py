@@ -41,7 +41,8 @@ class WeightFollower:
     `learner_timeout_s` (RUN_JOIN_TIMEOUT_S) limits the wait for usable weights, `take_timeout_s`
     (ACTOR_START_TIMEOUT_S) a change of weights. `taking` is True during a change, which ends with the
     proof that the engine computes what the learner computes: a mean difference of at most `probe_limit`
-    (0: no proof). If it fails, `discard` ends all that runs, and nothing may start while `wrong`. The
+    (0: no proof). If it fails, `discard` ends all that runs, and nothing may start while `wrong`, nor
+    before the weights that an engine has from an earlier follower are proven. The
     learner, whose lease is `lease_s`, restores its announcement in a quarter of it.
     """
 
@@ -57,7 +58,7 @@ class WeightFollower:
         discard: Callable[[], Awaitable[None]] = _discard_nothing,
         lease_s: float = 0.0,
     ) -> None:
-        self.taking = self.wrong = False
+        self.taking, self.wrong = False, engine.version is not None  # proven by the first poll
         self._probe_limit, self._discard = probe_limit, discard
         self._proof: asyncio.Future[bool] | None = None
         self._proven: Version | None = None
@@ -100,6 +101,7 @@ class WeightFollower:
             return False
         except WeightsRejected as error:
             self._source.distrust(weights)
+            self._pause(weights)
             self._refuse(weights, error)
             return False
         self._deadline.restart()
@@ -111,14 +113,18 @@ class WeightFollower:
         The engine goes on with the version that it has. Without one, raise DeadlineExceeded if the
         learner's last heartbeat is RUN_JOIN_TIMEOUT_S old.
         """
-        again = weights == self._not_fetched
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if again else _FIRST_PAUSE_S
-        self._not_fetched, self._fetch_at = weights, time.monotonic() + self._pause_s
+        self._pause(weights)
         self._report(weights, reason)
         if self._engine.version is None:
             await self._check_learner()
         else:
             self._deadline.restart()
+
+    def _pause(self, weights: Weights) -> None:
+        """Let `poll` leave these weights alone for 1 s, at last for 30 s."""
+        again = weights == self._not_fetched
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if again else _FIRST_PAUSE_S
+        self._not_fetched, self._fetch_at = weights, time.monotonic() + self._pause_s
 
     async def proven(self) -> bool:
         """Return whether tokens that are sampled so far may leave the actor.

@@ -146,10 +146,11 @@ def test_a_ticket_goes_back_also_while_the_weights_it_was_sampled_with_are_not_p
     a_run.announce(0, probes=PROBES)
     actor = start_actor(engine, grace_s=0.1)
     wait_until(lambda: len(engine.scored) == 2, "the first proof")
-    engine.score_delay_s = 4.0
-    a_run.issue(a_run.ticket(0, sampling=LONG), a_run.ticket(1, sampling=replace(LONG, max_tokens=1)))
+    engine.score_delay_s = 6.0
     a_run.announce(1, probes=PROBES)
-    wait_until(lambda: engine.loads == 2 and engine.tokens_generated() > 16, "tokens of both")
+    wait_until(lambda: engine.loads == 2, "the next version")
+    a_run.issue(a_run.ticket(0, sampling=LONG), a_run.ticket(1, sampling=replace(LONG, max_tokens=1)))
+    wait_until(lambda: engine.tokens_generated() > 16, "tokens of both")
     actor.stopping.set()
     wait_until(lambda: a_run.pending() == 0, "the tickets' return")
     assert actor.thread.is_alive()  # it waits for the engine's proof

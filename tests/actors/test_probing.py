@@ -60,6 +60,20 @@ def test_groups_wait_until_the_weights_are_proven(a_run: Run, start_actor: Start
     assert engine.loads == 1
 
 
+def test_an_engine_that_has_weights_from_before_a_rejoin_is_proven_first(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    engine = FakeEngine(taken=[Version(1, 0)])
+    a_run.issue(a_run.ticket(0))
+    start_actor(engine)
+    wait_until(lambda: a_run.pending() == 1, "a ticket that is held")
+    time.sleep(0.3)
+    assert not engine.requests
+    a_run.announce(0, probes=PROBES)
+    wait_until(a_run.groups, "a group")
+    assert len(engine.scored) == 2
+
+
 def test_nothing_that_wrong_weights_sampled_leaves_the_actor(
     a_run: Run, start_actor: StartActor
 ) -> None:
@@ -176,7 +190,7 @@ def test_refused_weights_do_not_hold_back_what_the_old_ones_sample(
     a_run.announce(0, probes=PROBES)
     wait_until(lambda: len(actor.engine.scored) == 2, "the first proof")
     a_run.announce(1, wrong=True, probes=PROBES)
-    time.sleep(0.5)  # it is refused again and again
+    time.sleep(0.5)  # it is refused
     a_run.issue(a_run.ticket(0))
     wait_until(lambda: len(a_run.groups()) == 1, "a group")
     assert sampled_by(a_run) == {0}
@@ -188,7 +202,7 @@ def test_an_actor_that_cannot_load_the_weights_once_more_ends(
     engine = FakeEngine(wrong_loads=100, score_delay_s=0.3)
     a_run.announce(0, probes=PROBES)
     actor = start_actor(engine)
-    wait_until(lambda: engine.scored, "the first proof")
+    wait_until(lambda: engine.taken, "the first load")
     (a_run.run_folder.version(1, 0) / "model.safetensors").unlink()
     actor.wait()
     assert isinstance(actor.error, Disagreement)
