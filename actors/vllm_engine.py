@@ -43,7 +43,6 @@ from penstock.common.wire.contract import Contract
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, Span, Weights
 
-_MOST_SALTS = 64
 _PROBE_PLACES = 8
 """Requests at a time beside ACTOR_MAX_NUM_SEQS: the probe of new weights does not wait for others."""
 
@@ -100,7 +99,6 @@ class VllmEngine:
         self._stop_ids = read_stop_ids(model)
         self._version: Version | None = None
         self._hash, self._reloads = "", 0
-        self._salts: dict[Version, str] = {}  # of the newest versions, for cached keys and values
         self._counts = StepCounts()
         arguments = AsyncEngineArgs(**engine_arguments(settings, contract, model))
         counters = [_step_counter(self._counts)]
@@ -156,7 +154,7 @@ class VllmEngine:
                 "announced version: start the actor again"
             )
         distinct = 1 if sampling.temperature == 0.0 else num_generations
-        salt = self._salts.get(since or self._version, request_id)
+        salt = f"weights-{since or self._version}-{self._reloads}"
         prompt = tokens_input(prompt_ids.tolist(), cache_salt=salt)
         self._versions.open(request_id)
         try:
@@ -279,9 +277,6 @@ class VllmEngine:
             await self._versions.change((weights.version, weights.hash))
             self._hash, self._version = weights.hash, weights.version
             self._reloads += again  # keys and values of the load before may be wrong
-            self._salts[weights.version] = f"{weights.version}-{weights.hash}-{self._reloads}"
-            if len(self._salts) > _MOST_SALTS:
-                del self._salts[next(iter(self._salts))]
             await self._llm.resume_generation()
         except Exception as error:  # vLLM raises whatever its parts raise
             raise EngineFailed(
