@@ -173,7 +173,7 @@ class Autoscale(QueueCommand):
         return 0
 
     def _await_run(self, error: RunNotReady, since: float) -> None:
-        """Return to wait for the run, which is said once. Raise the error after RUN_JOIN_TIMEOUT_S."""
+        """Print once that the run is waited for. Raise the error after RUN_JOIN_TIMEOUT_S of that."""
         if time.monotonic() - since > self.run.join_timeout_s:
             raise error
         if not self._awaited:

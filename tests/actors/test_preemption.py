@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from penstock.common.errors import MalformedMessage
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import TicketId
-from penstock.common.wire.messages import PartialGroup, Rollout, Span, Ticket, Version
+from penstock.common.wire.messages import Float32s, Int32s, PartialGroup, Rollout, Span, Ticket, Version
 from penstock.common.wire.transcript import Transcript
 from tests.actors.conftest import SAMPLING, ActorThread, Run
 from tests.actors.test_probing import PROBES
@@ -138,15 +139,26 @@ def test_a_ticket_goes_back_without_tokens_that_are_over_the_limit(
     assert int(float(a_run.connection.execute("HGET", a_run.keys.costs, LOST_TOKENS))) > 8
 
 
+class Unproven(FakeEngine):
+    """An engine that scores no probe while `holding`."""
+
+    holding = False
+
+    async def score(self, request_id: str, token_ids: Int32s) -> Float32s:
+        while self.holding:
+            await asyncio.sleep(0.01)
+        return await super().score(request_id, token_ids)
+
+
 def test_a_ticket_goes_back_also_while_the_weights_it_was_sampled_with_are_not_proven(
     a_run: Run, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ticket_worker, "_STORE_S", 0.2)
-    engine = FakeEngine(token_delay_s=0.02)
+    engine = Unproven(token_delay_s=0.02)
     a_run.announce(0, probes=PROBES)
     actor = start_actor(engine, grace_s=0.1)
     wait_until(lambda: len(engine.scored) == 2, "the first proof")
-    engine.score_delay_s = 6.0
+    engine.holding = True
     a_run.announce(1, probes=PROBES)
     wait_until(lambda: engine.loads == 2, "the next version")
     a_run.issue(a_run.ticket(0, sampling=LONG), a_run.ticket(1, sampling=replace(LONG, max_tokens=1)))
@@ -154,6 +166,7 @@ def test_a_ticket_goes_back_also_while_the_weights_it_was_sampled_with_are_not_p
     actor.stopping.set()
     wait_until(lambda: a_run.pending() == 0, "the tickets' return")
     assert actor.thread.is_alive()  # it waits for the engine's proof
+    engine.holding = False
     actor.wait()
     assert actor.error is None
     again = a_run.stream("other").take(10)
@@ -177,7 +190,7 @@ def test_an_actor_that_ends_waits_for_a_server_that_comes_back(
     private_server.kill()
     actor.stopping.set()
     wait_until(lambda: not engine._in_flight, "the end of sampling")
-    time.sleep(0.5)  # the group's hand-off has met no server by now
+    time.sleep(0.5)  # the hand-off fails meanwhile
     private_server.start()
     actor.wait()
     assert actor.error is None
