@@ -129,8 +129,8 @@ NIGHTLY_TESTS := $(addprefix tests/, e2e/test_two_hosts.py e2e/test_elastic.py e
 nightly-tests: install
 	$(PYTHON) -m venv $(VENV)-openenv
 	$(VENV)-openenv/bin/pip install -qq openenv-core==0.3.0
-	NIGHTLY=1 PROTOCOL_EXAMPLES=1000 OMP_NUM_THREADS=1 PENSTOCK_OPENENV=$(VENV)-openenv/bin/python \
-		PENSTOCK_REWARD_PACKAGES=$(VENV)-rewards $(BIN)/python -m pytest -n 3 --dist loadfile \
+	NIGHTLY=1 PROTOCOL_EXAMPLES=500 OMP_NUM_THREADS=1 PENSTOCK_OPENENV=$(VENV)-openenv/bin/python \
+		PENSTOCK_REWARD_PACKAGES=$(VENV)-rewards $(BIN)/python -m pytest -n 4 --dist loadfile \
 		--no-loadscope-reorder --durations=30 $(NIGHTLY_TESTS)
 
 # Other systems' packages, for comparisons. They are in a folder of their own.

@@ -6,11 +6,14 @@
 set -uo pipefail
 code=0
 if [ ! -f "$PENSTOCK_STOPPING" ]; then
-  trap 'scancel --quiet --signal=TERM "$SLURM_JOB_ID"' TERM
+  told=1
+  trap 'told=1; scancel --quiet --signal=TERM "$SLURM_JOB_ID"' TERM
   srun "$@" &
   step=$!
-  wait "$step" || code=$?
-  while kill -0 "$step" 2> /dev/null; do wait "$step" && code=0 || code=$?; done # a signal ends `wait`, and not srun
+  while [ -n "$told" ]; do # a signal ends `wait`, and not srun
+    told=
+    wait "$step" && code=0 || code=$?
+  done
 fi
 if [ -f "$PENSTOCK_STOPPING" ]; then
   trap - TERM

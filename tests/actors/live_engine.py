@@ -88,3 +88,10 @@ class Live:
         self, prompts: list[Int32s], sampling: Sampling = SAMPLING, count: int = 4
     ) -> list[tuple[Rollout, ...]]:
         return self.call(self.sample_all(prompts, sampling, count))
+
+    def sample_alone(self, prompts: list[Int32s], sampling: Sampling = SAMPLING) -> list[Rollout]:
+        """A rollout per prompt, one after another: equal to the bit whenever the weights are.
+
+        With vLLM 0.27 the last bit depends on the batch, and so on the moment at which others came.
+        """
+        return [self.sample([prompt], sampling, count=1)[0][0] for prompt in prompts]

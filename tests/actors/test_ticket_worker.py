@@ -277,7 +277,7 @@ def test_a_withdrawn_eval_ticket_is_dropped(a_run: Run, start_actor: StartActor)
 def test_version_spans_survive_a_swap_in_flight(a_run: Run, start_actor: StartActor) -> None:
     a_run.announce(0)
     a_run.issue(a_run.ticket(0, sampling=SAMPLING, num_generations=16))
-    engine = FakeEngine(token_delay_s=0.1)
+    engine = FakeEngine(token_delay_s=0.3)
     start_actor(engine)
     wait_until(lambda: engine.tokens_generated() >= 32, "two tokens of each")
     a_run.announce(1)

@@ -196,11 +196,11 @@ def test_the_spans_are_those_that_vllm_itself_counts(
 
 def test_taking_other_weights_and_the_old_ones_again_changes_no_bit(live: Live) -> None:
     live.take(live.a)
-    (first,) = live.sample(PROMPTS[:1], count=16)
+    first = live.sample_alone(PROMPTS[:16])
     live.take(live.b)
-    (other,) = live.sample(PROMPTS[:1], count=16)
+    other = live.sample_alone(PROMPTS[:16])
     live.take(live.a)
-    (again,) = live.sample(PROMPTS[:1], count=16)
+    again = live.sample_alone(PROMPTS[:16])
     for one, two in zip(first, again, strict=True):
         assert one.token_ids.tobytes() == two.token_ids.tobytes()
         assert one.logprobs.tobytes() == two.logprobs.tobytes()
@@ -235,13 +235,13 @@ def test_the_same_weights_under_a_new_version_change_only_the_label(live: Live) 
 
 def test_wrong_weights_are_refused_and_the_engine_goes_on_with_the_old(live: Live) -> None:
     version = live.take(live.a)
-    (before,) = live.sample(PROMPTS[:1])
+    before = live.sample_alone(PROMPTS[:4])
     wrong = replace(live.next_weights(live.b), hash=hash_weights(live.a)[::-1])
     with pytest.raises(WeightsRejected, match="the announced hash is"):
         live.call(live.engine.take_weights(wrong))
     with pytest.raises(WeightsRejected, match="cannot be read"):
         live.call(live.engine.take_weights(replace(wrong, path="/nowhere")))
-    (after,) = live.sample(PROMPTS[:1])
+    after = live.sample_alone(PROMPTS[:4])
     assert live.engine.version == version
     assert [item.logprobs.tobytes() for item in after] == [item.logprobs.tobytes() for item in before]
 
@@ -258,8 +258,8 @@ def test_a_version_in_three_files_samples_what_the_one_in_one_file_samples(
     for one in (live.next_weights(live.b), weights):
         live.take(live.a)
         live.call(live.engine.take_weights(one))
-        sampled.append(live.sample(PROMPTS, replace(SAMPLING, temperature=0.0), count=1))
-    for (one,), (other,) in zip(*sampled, strict=True):
+        sampled.append(live.sample_alone(PROMPTS[:16], replace(SAMPLING, temperature=0.0)))
+    for one, other in zip(*sampled, strict=True):
         assert other.token_ids.tobytes() == one.token_ids.tobytes()
         assert other.logprobs.tobytes() == one.logprobs.tobytes()
 
@@ -333,16 +333,15 @@ def test_a_tensor_that_is_missing_is_found(live: Live, tmp_path: Path) -> None:
 def test_an_engine_samples_the_same_after_it_slept(live: Live, level: int) -> None:
     live.take(live.a)
     version = live.engine.version
-    before = live.sample(PROMPTS[:2])
+    before = live.sample_alone(PROMPTS[:8])
     live.call(live.engine.sleep(level))
     assert live.engine.version == (version if level == 1 else None)
     live.call(live.engine.wake())
     if level == 2:
         live.take(live.a)
-    for group, earlier in zip(live.sample(PROMPTS[:2]), before, strict=True):
-        for rollout, other in zip(group, earlier, strict=True):
-            assert rollout.token_ids.tolist() == other.token_ids.tolist()
-            assert np.array_equal(rollout.logprobs, other.logprobs)
+    for rollout, earlier in zip(live.sample_alone(PROMPTS[:8]), before, strict=True):
+        assert rollout.token_ids.tolist() == earlier.token_ids.tolist()
+        assert np.array_equal(rollout.logprobs, earlier.logprobs)
 
 
 def test_the_end_token_is_part_of_a_stopped_completion(live: Live) -> None:

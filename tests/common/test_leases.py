@@ -23,6 +23,7 @@ from tests.common.builders import Run
 from tests.helpers import Clock, wait_until
 
 HOUR_MS = 3_600_000
+LEASE_S = 1.0  # a keeper on a busy machine renews in time
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def step(run: Run, entry: Entry, holder: str, ms: int) -> None:
 
 @contextmanager
 def renewing(worker: WorkStream, entry: Entry) -> Iterator[None]:
-    keeper = LeaseKeeper(0.4, time.monotonic_ns, 60.0)
+    keeper = LeaseKeeper(LEASE_S, time.monotonic_ns, 60.0)
     keeper.start()
     keeper.hold(worker, entry, lambda: None)
     yield
@@ -106,7 +107,7 @@ def renewing(worker: WorkStream, entry: Entry) -> Iterator[None]:
 
 def test_a_step_forward_ends_no_lease_that_is_renewed(run: Run) -> None:
     run.issue(1, 2)
-    owner, other = run.actor("owner", lease_s=0.4), run.actor("other", lease_s=0.4)
+    owner, other = run.actor("owner", lease_s=LEASE_S), run.actor("other", lease_s=LEASE_S)
     kept, lost = owner.take(2)
     with renewing(owner, kept):
         assert other.reclaim(9) == []
@@ -149,9 +150,9 @@ def test_a_time_without_writes_counts_no_attempt(
 ) -> None:
     run = Run(Connection(private_server.url, 10, 30), keys)
     run.issue(1)
-    owner = run.actor("owner", lease_s=0.4)
+    owner = run.actor("owner", lease_s=LEASE_S)
     (entry,) = owner.take(1)
-    other = run.actor("other", lease_s=0.4, connection=Connection(private_server.url, 10, 30))
+    other = run.actor("other", lease_s=LEASE_S, connection=Connection(private_server.url, 10, 30))
     with renewing(owner, entry):
         other.reclaim(9)
         run.connection.execute("CONFIG", "SET", setting, 1)

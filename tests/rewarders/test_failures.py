@@ -43,7 +43,7 @@ RETURNED = {
 
 @pytest.fixture(scope="module")
 def pool():
-    with ScoringPool(RewarderSettings(workers=1, timeout_s=1.0, memory_gib=1)) as pool:
+    with ScoringPool(RewarderSettings(workers=1, timeout_s=4.0, memory_gib=1)) as pool:
         yield pool
 
 
@@ -79,7 +79,7 @@ def test_a_reward_that_returns_nonsense_is_named_with_its_file(pool, tmp_path, r
 
 def test_a_slow_reward_is_named_with_the_setting(pool, tmp_path):
     said = failure_of(pool, tmp_path, "    while True: pass\n")
-    assert said.startswith("reward own: took more than 1 s (REWARDER_TIMEOUT_S: make the reward faster")
+    assert said.startswith("reward own: took more than 4 s (REWARDER_TIMEOUT_S: make the reward faster")
     assert ", in own.py" in said
 
 
