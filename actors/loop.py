@@ -152,7 +152,7 @@ def _find_model(
     """
     if settings.actor.weights_from == "folder":
         return check_base(contract, check_tokenizer(contract))
-    fetcher = ModelFetcher(view, settings.run, stopping, settings.actor.by_queue)
+    fetcher = ModelFetcher(view, settings.run, stopping, settings.actor.weights_from)
     return check_base(contract, fetcher.with_weights(contract, settings.actor.trust_remote_code))
 
 

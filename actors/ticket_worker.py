@@ -99,7 +99,7 @@ class TicketWorker:
         self._late = dict.fromkeys(_PURPOSES, False)
         self._held = HeldTickets(contract.credit)
         self._grace = connection.stopping = GracePeriod(stopping, self._held, actor.grace_s)
-        copy = ModelFetcher(self._view, run, stopping, actor.by_queue)
+        copy = ModelFetcher(self._view, run, stopping, actor.weights_from)
         self._follower = WeightFollower(
             engine, self._view, self._held, WeightSource(run.folder, copy, actor.weights_from),
             run.join_timeout_s, actor.start_timeout_s,

@@ -1,6 +1,12 @@
-"""Deadlines of waits, and when a wait is to be reported."""
+"""Deadlines of waits, and when a wait is to be reported; work that nobody has to wait for."""
 
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 REPORT_EVERY_S = 30.0
 """A wait is reported each time that it has lasted this many seconds more."""
@@ -67,3 +73,22 @@ class Deadline:
             return False
         self._reported_s = self._waited_s
         return True
+
+
+def run_aside(work: Callable[[], Result]) -> "Future[Result]":
+    """Start `work` in a thread that no process waits for at its end, and return what will be its result.
+
+    A result that nobody waits for any more is dropped.
+    """
+    found: Future[Result] = Future()
+
+    def run() -> None:
+        """Store the result or the error in `found`, which cannot be cancelled from now on."""
+        try:
+            found.set_result(work())
+        except BaseException as error:  # whoever waits for the result raises it
+            found.set_exception(error)
+
+    found.set_running_or_notify_cancel()
+    threading.Thread(target=run, name="aside", daemon=True).start()
+    return found

@@ -100,7 +100,7 @@ class Learner:
         past = retrain_tail(folder, claim, policy, ledger, self._recorder, checkpoint)
         self._step, self._saved, self._bad_steps = past.step, past.step, past.bad_steps
         segment_bytes = round(settings.journal_segment_mib * 2**20)
-        self._commit_log = CommitLog(ledger, Journal(folder, segment_bytes), queue)
+        self._queue, self._commit_log = queue, CommitLog(ledger, Journal(folder, segment_bytes), queue)
         for ticket in ledger.eval_open():  # this incarnation asks again, with tickets of its own
             ledger.close(ticket, "stale", "the learner that asked was restarted")
         self._commit_log.record(
@@ -265,7 +265,7 @@ class Learner:
         """Write the weights as a version, announce it to the actors, and start its evaluation if due.
 
         Before the announcement the version's hash is journalled, and a running evaluation is waited for.
-        Ended evaluations are recorded. All but the newest 4 versions are deleted. Raise NotFinite if a
+        Ended evaluations are recorded. Versions that nobody needs are deleted. Raise NotFinite if a
         weight holds NaN or infinity, DeadlineExceeded after RUN_PROGRESS_TIMEOUT_S without an answer,
         DiskFull, RunTaken, ServerUnavailable, DataError if an evaluation's ticket is too large, or
         ConfigError for a damaged best.json.
@@ -274,7 +274,7 @@ class Learner:
         due = self._evaluation_due()
         weights = write_version(
             self._folder, self._policy, version, self._announced.hash, self._plan.probe_texts,
-            self._plan.contract.adapter, with_model=due and self._settings.save_best_model,
+            self._plan.contract.adapter, due and self._settings.save_best_model, self._queue.in_use(),
         )  # fmt: skip
         self._announced = self._flow.publish(weights, due)
         self._record_evaluations()

@@ -14,11 +14,10 @@ from penstock.actors.held_tickets import HeldTickets
 from penstock.actors.weights.probing import mean_difference
 from penstock.actors.weights.source import WeightSource
 from penstock.common.broker.run_view import RunView
-from penstock.common.deadline import Deadline
+from penstock.common.deadline import Deadline, run_aside
 from penstock.common.errors import ConfigError, DeadlineExceeded, Disagreement, PenstockError
 from penstock.common.log import get_logger
 from penstock.common.transfer.download import FetchFailed
-from penstock.common.transfer.model_folder import run_aside
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Weights

@@ -2,14 +2,12 @@
 
 import os
 from dataclasses import replace
-from typing import Literal
 
 from penstock.actors.engine import WeightsRejected
+from penstock.common.config.settings import Way
 from penstock.common.files.run_folder import RunFolder
-from penstock.common.log import shorten
 from penstock.common.transfer.download import FetchFailed
 from penstock.common.transfer.model_folder import ModelFetcher
-from penstock.common.transfer.object_store import is_store
 from penstock.common.wire.messages import Weights
 
 
@@ -20,10 +18,7 @@ class WeightSource:
     "queue" what changed comes from the queue server, and whole files from where they are announced.
     """
 
-    def __init__(
-        self, folder: RunFolder, fetcher: ModelFetcher,
-        way: Literal["auto", "folder", "queue", "http", "store"],
-    ) -> None:  # fmt: skip
+    def __init__(self, folder: RunFolder, fetcher: ModelFetcher, way: Way) -> None:
         self._folder, self._fetcher, self._way = folder, fetcher, way
         self._distrusted = ""
 
@@ -41,11 +36,6 @@ class WeightSource:
             raise FetchFailed(
                 f"version {weights.version} cannot be fetched, because the learner serves no files: set "
                 "LEARNER_FILES_ADDRESS there, or ACTOR_WEIGHTS_FROM=folder here"
-            )
-        if self._way in ("http", "store") and is_store(weights.url) is not (self._way == "store"):
-            raise FetchFailed(
-                f"version {weights.version} is announced at {shorten(weights.url)}, and "
-                f"ACTOR_WEIGHTS_FROM={self._way} allows no such address: set it to auto"
             )
         return replace(weights, path=str(self._fetcher.version(weights)))
 

@@ -114,6 +114,10 @@ class RunSettings(Section):
         return RunFolder(self.dir / self.name)
 
 
+Way = Literal["auto", "folder", "queue", "http", "store"]
+"""By which way versions of the weights come to an actor: docs/weights.md."""
+
+
 class ActorSettings(Section):
     """ACTOR_*: one inference engine. Tickets hold the sampling parameters."""
 
@@ -133,7 +137,7 @@ class ActorSettings(Section):
     )
     enable_prefix_caching: bool = setting(True, "reuse keys and values of equal prompts")
     max_num_batched_tokens: int = setting(0, "tokens of one step of the engine; 0: vLLM's choice", ge=0)
-    weights_from: Literal["auto", "folder", "queue", "http", "store"] = setting(
+    weights_from: Way = setting(
         "auto",
         "how weights come: the run's folder, the queue server (only what changed), the learner's file "
         "server, an object store, or what works",
@@ -169,11 +173,6 @@ class ActorSettings(Section):
         """Return `value` unchanged. Raise ValueError if it has an argument that Penstock sets itself."""
         check_engine_args(value)
         return value
-
-    @property
-    def by_queue(self) -> bool:
-        """Return whether what changed in the weights may come from the queue server."""
-        return self.weights_from in ("auto", "queue")
 
 
 class RewarderSettings(Section):

@@ -1,5 +1,6 @@
 """Fetching one file from the learner's file server, checked against what was announced."""
 
+import errno
 import fcntl
 import math
 import os
@@ -39,14 +40,21 @@ KEEPALIVE = [
     ),
 ]
 """A host that is gone is noticed within 40 s, also while this process waits for its turn."""
-_SLOWEST = 64 << 10  # bytes per second: a slower server is given up
+_SLOWEST, _LONGEST_S = 64 << 10, 30 * 86400.0
+"""Bytes per second of the slowest server, and the longest time for a file: a slower one is given up."""
 _POLL_S = 0.1
 _CHUNK = 1 << 20
 _PRINTABLE = re.compile(r"[!-~]*")
+_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+"""Errors of a cache's folder that only a person ends."""
 
 
 class FetchFailed(ServerUnavailable):
     """A file could not be fetched, or is not the announced one. A later try may succeed."""
+
+
+class CacheUnusable(FetchFailed):
+    """The folder for fetched files cannot be written until a person mends it."""
 
 
 class RangeIgnored(FetchFailed):
@@ -109,7 +117,8 @@ def download(source: Source, wanted: Wanted, target: Path) -> None:
 
     Processes of this host that want the same file wait for each other. What came of a file stays beside
     `target` if the download is cut: the next one goes on from there. Raise FetchFailed if the server
-    does not answer or refuses, redirects, or sends another file than the announced one.
+    does not answer or refuses, redirects, or sends another file than the announced one, CacheUnusable
+    if the file cannot be written here.
     """
     import httpx
 
@@ -134,9 +143,10 @@ def download(source: Source, wanted: Wanted, target: Path) -> None:
             "learner's, and which address LEARNER_FILES_ADDRESS names"
         ) from error
     except OSError as error:
-        raise FetchFailed(
+        fault = CacheUnusable if error.errno in _LASTING else FetchFailed
+        raise fault(
             f"{wanted.path} ({wanted.size} bytes) cannot be stored as {target}: {error}; set "
-            "RUN_CACHE_DIR to a folder with room for five versions"
+            "RUN_CACHE_DIR to a folder that can be written, with room for five versions"
         ) from error
 
 
@@ -242,7 +252,7 @@ def _stored(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
 
 def _limit_s(wanted: Wanted, begin: int) -> float:
     """Return the seconds in which the rest of a file from byte `begin` on has to be here."""
-    return _SILENCE_S + (wanted.size - begin) / _SLOWEST
+    return min(_SILENCE_S + (wanted.size - begin) / _SLOWEST, _LONGEST_S)
 
 
 def _check_time(deadline: Deadline, source: Source, wanted: Wanted) -> None:

@@ -7,15 +7,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from penstock.common.broker.run_view import RunView
-from penstock.common.config.settings import RunSettings
-from penstock.common.deadline import Deadline
+from penstock.common.config.settings import RunSettings, Way
+from penstock.common.deadline import Deadline, run_aside
 from penstock.common.errors import (
     ConfigError,
     ContractMismatch,
@@ -28,7 +27,8 @@ from penstock.common.files.hashing import hash_file
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import version_name
 from penstock.common.log import get_logger, shorten
-from penstock.common.transfer.download import FetchFailed, Source, Wanted, alone, download
+from penstock.common.transfer.download import CacheUnusable, FetchFailed, Source, Wanted, alone, download
+from penstock.common.transfer.object_store import is_store
 from penstock.common.transfer.patching import HASH, patch
 from penstock.common.wire.codec import decode
 from penstock.common.wire.contract import (
@@ -101,14 +101,14 @@ class ModelFetcher:
     """Fetches what a process needs of a run's model, into the run's folder below RUN_CACHE_DIR.
 
     `view` reads the announcements, which name the file server. Waits end after RUN_JOIN_TIMEOUT_S of
-    `run` without a heartbeat of the learner, and when `stopping` is set. `by_queue` says whether what
-    changed in the weights may come from the queue server.
+    `run` without a heartbeat of the learner, and when `stopping` is set. `way` is
+    ACTOR_WEIGHTS_FROM, by which versions may come.
     """
 
     def __init__(
-        self, view: RunView, run: RunSettings, stopping: threading.Event, by_queue: bool = False
+        self, view: RunView, run: RunSettings, stopping: threading.Event, way: Way = "auto"
     ) -> None:
-        self._view, self._run, self._stopping, self._by_queue = view, run, stopping, by_queue
+        self._view, self._run, self._stopping, self._way = view, run, stopping, way
 
     @property
     def _folder(self) -> Path:
@@ -122,7 +122,15 @@ class ModelFetcher:
             ) from error
 
     def _source(self, weights: Weights) -> Source:
-        """Return where announced weights, and the model's files, can be fetched."""
+        """Return where announced weights, and the model's files, can be fetched.
+
+        Raise FetchFailed for an address that ACTOR_WEIGHTS_FROM does not allow.
+        """
+        if self._way in ("http", "store") and is_store(weights.url) is not (self._way == "store"):
+            raise FetchFailed(
+                f"version {weights.version} is announced at {shorten(weights.url)}, and "
+                f"ACTOR_WEIGHTS_FROM={self._way} allows no such address: set it to auto"
+            )
         return Source(weights.url, weights.token, self._run.allow_file_store)
 
     def with_tokenizer(self, contract: Contract) -> Path:
@@ -170,7 +178,8 @@ class ModelFetcher:
 
     def _complete(self, weights: Weights, folder: Path) -> None:
         """Put the files of weights into the folder. Raise FetchFailed, Connection.execute's errors."""
-        source, view = self._source(weights), self._view if self._by_queue else None
+        source = self._source(weights)
+        view = self._view if self._way in ("auto", "queue") else None
         made = patch(source, view, weights, self._folder)
         name = version_name(weights.version.incarnation, weights.version.step)
         for one in weights.files:
@@ -183,7 +192,8 @@ class ModelFetcher:
     ) -> Path | None:
         """Return a copy of the model's files with these names; None if the folder itself is here.
 
-        Raise what `with_tokenizer` raises, such as RunNotReady.
+        Raise what `with_tokenizer` raises, such as RunNotReady, and ConfigError if RUN_CACHE_DIR cannot
+        be written.
         """
         if os.path.isdir(contract.model) or not contract.model_files:
             return None
@@ -195,6 +205,8 @@ class ModelFetcher:
             fetch = partial(self._fetch, contract, wanted, weights, with_weights)
             try:
                 return check_tokenizer(replace(contract, model=str(self._unless_stopped(fetch))))
+            except CacheUnusable as error:
+                raise ConfigError(str(error)) from error
             except FetchFailed as error:
                 self._check_published(contract)
                 if deadline.expired(progress=self._view.learner()):
@@ -280,25 +292,6 @@ class ModelFetcher:
             os.utime(folder)
         _delete_old(self._folder, "model-*", 1)
         return folder
-
-
-def run_aside(work: Callable[[], Result]) -> "Future[Result]":
-    """Start `work` in a thread that no process waits for at its end, and return what will be its result.
-
-    A result that nobody waits for any more is dropped.
-    """
-    found: Future[Result] = Future()
-
-    def run() -> None:
-        """Store the result or the error in `found`, which cannot be cancelled from now on."""
-        try:
-            found.set_result(work())
-        except BaseException as error:  # whoever waits for the result raises it
-            found.set_exception(error)
-
-    found.set_running_or_notify_cancel()
-    threading.Thread(target=run, name="fetch", daemon=True).start()
-    return found
 
 
 def _put(file: Path, folder: Path) -> None:

@@ -1,11 +1,14 @@
 """Files in an object store or a shared folder, by fsspec: s3://, gs://, az://, abfs:// and file://."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult
 
+from penstock.common.deadline import Result, run_aside
 from penstock.common.errors import PenstockError, ServerUnavailable
 from penstock.common.log import shorten
 
@@ -14,6 +17,8 @@ PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "file":
 _CHUNK, _BLOCK = 1 << 20, 32 << 20
 """Bytes that are handed on at a time, and bytes that a store is asked for at a time."""
 _FOLDER = "file://"
+_SILENCE_S = 600.0
+"""Longest wait for an answer of a store, whose package may have no limit of its own."""
 
 
 class StoreFailed(ServerUnavailable):
@@ -44,17 +49,26 @@ def read_file(url: str, begin: int, size: int) -> Iterator[bytes]:
     """Yield the bytes of a file from byte `begin` on. Raise StoreFailed if it has another size."""
     with _naming(url, "read"):
         files, path = _open(url)
-        found = files.info(path)
+        found = _in_time(partial(files.info, path))
         if found["type"] != "file" or found["size"] != size:
             raise StoreFailed(
                 f"{url} is a {found['type']} of {found['size']} bytes, expected a file of {size}: it is "
                 "not the announced one"
             )
-        with files.open(path, "rb", block_size=_BLOCK, cache_type="readahead") as file:
+        opening = partial(files.open, path, "rb", block_size=_BLOCK, cache_type="readahead")
+        with _in_time(opening) as file:
             file.seek(begin)
-            while begin < size and (chunk := file.read(min(_CHUNK, size - begin))):
+            while begin < size and (chunk := _in_time(partial(file.read, min(_CHUNK, size - begin)))):
                 begin += len(chunk)
                 yield chunk
+
+
+def _in_time(work: Callable[[], Result]) -> Result:
+    """Return what `work` returns. Raise TimeoutError if that takes too long; it goes on then."""
+    done = run_aside(work)
+    if not wait([done], _SILENCE_S).done:
+        raise TimeoutError(f"no answer within {_SILENCE_S:g} s")
+    return done.result()
 
 
 def put_file(file: Path, url: str, progress: Callable[[], None]) -> None:

@@ -26,6 +26,9 @@ class Offer(Protocol):
     def is_used(self) -> bool:
         """Return whether another process has fetched a version, as far as is known."""
 
+    def in_use(self) -> frozenset[str]:
+        """Return the names of the folders of versions that are being fetched, as far as is known."""
+
     def offer(self, weights: Weights) -> Weights:
         """Make a version on this host ready to be fetched, and return its announcement.
 
@@ -79,6 +82,10 @@ class OfferWithDeltas:
     def is_used(self) -> bool:
         """Return whether another process has fetched a version."""
         return self._offer.is_used
+
+    def in_use(self) -> frozenset[str]:
+        """Return the names of the folders of versions that are being fetched."""
+        return self._offer.in_use()
 
     def offer(self, weights: Weights) -> Weights:
         """Write the delta of a version that is on this host, and offer both.

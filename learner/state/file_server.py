@@ -24,10 +24,13 @@ from penstock.common.transfer.download import KEEPALIVE, FetchFailed, Source
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Weights
 
-_UPLOADS = 2
+_UPLOADS, _TURN_S = 2, 5.0
+"""Files that are sent at a time, and seconds after which the next one has its turn."""
 _MOST_CONNECTIONS = 256
 _CHUNK, _CHUNK_S = 1 << 20, 30.0
 """Bytes that are sent at a time, and seconds that a client has for them: a slower one is cut off."""
+_IN_USE_S = 60.0
+"""For so long after a file of a version was sent a client may still want the next one."""
 _ANYWHERE = {4: "192.0.2.1", 6: "2001:db8::1"}
 """Of networks for documentation: the route to them is the one to the outside."""
 _START_S = 30.0
@@ -110,8 +113,9 @@ def _split(address: str) -> tuple[str, int]:
 class FileServer:
     """Serves the folder `versions` of a run, and the files of the folder `model` with these `names`.
 
-    A request needs the `token`. Two files are sent at a time, in the order in which they were asked for;
-    a part of a file may be asked for. `host` is an address of this host, `port` 0 stands for a free one.
+    A request needs the `token`. Two files are sent at a time, in the order in which they were asked for,
+    a large one in turns of 5 s; a part of a file may be asked for. `host` is an address of this host,
+    `port` 0 stands for a free one.
     As a context it listens, in a thread of its own, from begin to end. Raise ConfigError if it cannot.
     """
 
@@ -126,11 +130,17 @@ class FileServer:
         self._host = host
         self._loop = asyncio.new_event_loop()
         self._uploads = asyncio.Semaphore(_UPLOADS)
+        self._sent_at: dict[str, float] = {}  # by folder, on the loop's clock
         self._thread = threading.Thread(target=self._loop.run_forever, name="files", daemon=True)
 
     def offer(self, weights: Weights) -> Weights:
         """Return the announcement of weights in `versions`."""
         return Source(self.url, self.token).offer(weights)
+
+    def in_use(self) -> frozenset[str]:
+        """Return the names of the folders of which a file was asked for, or sent, in the last minute."""
+        since = self._loop.time() - _IN_USE_S
+        return frozenset(name for name, at in self._sent_at.items() if at >= since)
 
     def __enter__(self) -> "FileServer":
         """Begin to listen, and return self. Raise ConfigError if the address cannot be used."""
@@ -183,21 +193,20 @@ class FileServer:
             return web.Response(status=401)
         if request.method != "GET":
             return web.Response(status=405)
-        path = self._file(request.path)
         self.is_used |= _VERSION.fullmatch(request.path) is not None
+        if not (path := self._file(request.path)):
+            return web.Response(status=404)
         try:
-            file = path.open("rb") if path else None
+            file = path.open("rb")
         except OSError:
-            file = None
-        if file is None:
             return web.Response(status=404)
         with file, busy(request.protocol):  # a version that is deleted from now on is sent all the same
-            return await self._send(request, file)
+            return await self._send(request, file, path.parent.name)
 
-    async def _send(self, request: web.BaseRequest, file: BinaryIO) -> web.StreamResponse:
-        """Send the asked part of a file, once it is its turn, and return the response.
+    async def _send(self, request: web.BaseRequest, file: BinaryIO, folder: str) -> web.StreamResponse:
+        """Send the asked part of a file in a folder of this name, and return the response.
 
-        The head comes at once. A client that does not read is cut off, so that others get the turn.
+        The head comes at once. A client that does not read is cut off.
         """
         size = os.fstat(file.fileno()).st_size
         part = _RANGE.fullmatch(request.headers.get("Range", "bytes=0-"))
@@ -210,11 +219,37 @@ class FileServer:
         response = web.StreamResponse(status=206 if begin else 200, headers=head)
         await response.prepare(request)
         file.seek(begin)
-        async with self._uploads:
-            while chunk := await self._loop.run_in_executor(None, file.read, _CHUNK):
-                async with asyncio.timeout(_CHUNK_S):
-                    await response.write(chunk)
+        self._use(folder)
+        while await self._send_turn(response, file):
+            self._use(folder)
         return response
+
+    def _use(self, folder: str) -> None:
+        """Note that a file of a folder is sent now, and forget what is not `in_use` any more."""
+        self._sent_at = {name: self._sent_at[name] for name in self.in_use()}  # another thread reads it
+        self._sent_at |= {folder: self._loop.time()}
+
+    async def _send_turn(self, response: web.StreamResponse, file: BinaryIO) -> bool:
+        """Send what a client reads of a file in 5 s, once it is its turn; return whether there is more.
+
+        What it has not read then it may read while others have their turn.
+        """
+        sending: asyncio.Future[None] = self._loop.create_future()
+        sending.set_result(None)
+        try:
+            async with self._uploads:
+                ends = self._loop.time() + _TURN_S
+                while sending.done() and (left := ends - self._loop.time()) > 0:
+                    sending.result()  # raises if the client has left
+                    if not (chunk := await self._loop.run_in_executor(None, file.read, _CHUNK)):
+                        return False
+                    sending = asyncio.ensure_future(response.write(chunk))
+                    await asyncio.wait([sending], timeout=left)
+            async with asyncio.timeout(_CHUNK_S):
+                await sending
+            return True
+        finally:
+            sending.cancel()
 
     def _file(self, asked: str) -> Path | None:
         """Return the file that a URL's path asks for, None if it is none that is served."""

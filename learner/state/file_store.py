@@ -66,6 +66,10 @@ class FileStore:
             self._remove_old(folder.name)
         return replace(weights, url=self.url, token="")
 
+    def in_use(self) -> frozenset[str]:
+        """Return no names: what is copied is read no more on this host."""
+        return frozenset()
+
     def _put(self, file: Path, url: str) -> None:
         """Copy a file, until it succeeds. Raise StoreFailed at the end of the time, or to stop.
 

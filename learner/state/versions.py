@@ -6,7 +6,7 @@ synced: after a power cut the next learner publishes new ones, from a checkpoint
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +31,8 @@ from penstock.learner.policy.collective import TrainablePolicy
 MODEL = "model"
 """Folder of the merged model in the folder of a version that is an adapter."""
 _NAME = re.compile(r"\d{6,15}-\d{8,15}")
-KEEP = 4  # version folders: an actor may still read the version before the announced one
+KEEP = 4
+"""Version folders, and further ones that are in use, which are kept: an actor may be behind."""
 
 
 def write_version(
@@ -42,13 +43,15 @@ def write_version(
     texts: Sequence[np.ndarray] = (),
     adapter: AdapterSpec | None = None,
     with_model: bool = False,
+    in_use: Collection[str] = (),
 ) -> Weights:
     """Write the policy's weights to the folder of `version`, and return the announcement to be sent.
 
     `parent` is the hash of the version before, "" for none; it is put into the announcement, as are the
     log-probabilities of `texts`, token ids (L,) each. With `adapter` the weights are the LoRA adapter
     alone; `with_model` puts the merged model beside it, for `keep_if_best`. A folder of this version is
-    replaced. All but the newest KEEP (4) versions in the run's folder are deleted. Raise
+    replaced. All but the newest KEEP (4) versions in the run's folder are deleted, and of the folders
+    `in_use` the oldest 4, so that a fetch of several files ends however long it takes. Raise
     RunTaken if a later learner has claimed the run's folder, DiskFull if the disk stays full, NotFinite
     if a weight, or a log-probability of `texts`, is NaN or infinite.
     """
@@ -62,8 +65,10 @@ def write_version(
 
     folder.write_folder("the weights of a version", path, export, sync=False)
     made = [one for one in path.parent.iterdir() if _NAME.fullmatch(one.name)]
-    for old in sorted(made, reverse=True)[KEEP:]:
-        shutil.rmtree(old, ignore_errors=True)
+    oldest = sorted(in_use)[:KEEP]
+    for old in sorted(made)[:-KEEP]:
+        if old.name not in oldest:
+            shutil.rmtree(old, ignore_errors=True)
     weights = with_hashes(Weights(version, str(path), "", parent, adapter=adapter))
     return replace(weights, probes=_probes(policy, version, texts))
 

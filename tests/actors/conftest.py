@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import WorkStream
 from penstock.common.config.role_command import ActorCommand
-from penstock.common.config.settings import ActorSettings, RunSettings
+from penstock.common.config.settings import ActorSettings, RunSettings, Way
 from penstock.common.errors import PenstockError
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.transfer.model_folder import ModelFetcher
@@ -60,14 +59,12 @@ class Run:
         self.queue.set_state("running")
         self.queue.publish_contract(encode(self.contract))
 
-    def weight_source(
-        self, way: Literal["auto", "folder", "queue", "http", "store"] = "auto"
-    ) -> WeightSource:
+    def weight_source(self, way: Way = "auto") -> WeightSource:
         """What the actor of this run finds weights with, and a cache beside the run's folder."""
         cache = self.run_folder.path.parent / "cache"
         settings = RunSettings(name="run", cache_dir=cache, allow_file_store=True)
-        view, by_queue = RunView(self.connection, self.keys), way in ("auto", "queue")
-        copy = ModelFetcher(view, settings, threading.Event(), by_queue)
+        view = RunView(self.connection, self.keys)
+        copy = ModelFetcher(view, settings, threading.Event(), way)
         return WeightSource(self.run_folder, copy, way)
 
     def announce(

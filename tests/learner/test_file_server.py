@@ -154,6 +154,7 @@ def test_a_file_that_is_there_is_not_fetched_again(source: Source, tmp_path: Pat
 def test_eight_clients_get_a_file_two_at_a_time_in_the_order_of_their_requests(
     folder: Path, server: FileServer, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.learner.state.file_server._TURN_S", 600.0)
     size = 64 << 20  # more than the sockets of a client that does not read take
     with (folder / VERSION).open("wb") as file:
         file.truncate(size)
@@ -182,7 +183,9 @@ def read_all(client: socket.socket, size: int) -> None:
     """Read a response with a body of `size` bytes."""
     got = 0
     while got < size:
-        got += len(client.recv(1 << 20))
+        part = client.recv(1 << 20)
+        assert part, f"the connection ended after {got} bytes"
+        got += len(part)
 
 
 def test_clients_that_do_not_read_lose_their_turn(
@@ -202,6 +205,45 @@ def test_clients_that_do_not_read_lose_their_turn(
         for client in stuck:
             client.close()
     assert (tmp_path / "got").read_text() == "config.json"
+
+
+def test_slow_clients_leave_their_turn_to_others_and_get_all_the_same(
+    folder: Path, server: FileServer, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.learner.state.file_server._TURN_S", 0.2)
+    size = 64 << 20
+    with (folder / VERSION).open("wb") as file:
+        file.truncate(size)
+    head = f"GET /{VERSION} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {source.token}\r\n\r\n"
+    slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+    try:
+        for client in slow:
+            client.sendall(head.encode())
+        (one,) = [one for one in shared_files(folder / "model") if one.name == "config.json"]
+        download(source, Wanted("model/config.json", one.size, one.hash), tmp_path / "got")
+        assert server.in_use() == {"000001-00000004", "model"}
+        for client in slow:  # each has had a part alone, and is not cut off
+            read_all(client, size)
+    finally:
+        for client in slow:
+            client.close()
+
+
+def test_a_folder_is_in_use_until_a_minute_after_its_last_file(
+    server: FileServer, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.in_use() == frozenset()
+    download(source, WANTED, tmp_path / "got")
+    assert server.in_use() == {"000001-00000004"}
+    monkeypatch.setattr("penstock.learner.state.file_server._IN_USE_S", 0.0)
+    assert server.in_use() == frozenset()
+    assert get(source, "model/config.json").status_code == 200
+    assert server._sent_at.keys() == {"model"}, "what is over is forgotten"
+
+
+def test_the_time_for_a_file_of_any_announced_size_can_be_waited_for() -> None:
+    assert module._limit_s(Wanted("x", 2**63 - 1, HASH), 0) <= threading.TIMEOUT_MAX
+    assert module._limit_s(Wanted("x", 64 << 10, HASH), 0) == 601
 
 
 def test_a_version_that_is_deleted_while_it_waits_is_sent_all_the_same(

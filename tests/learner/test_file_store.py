@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
+from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
@@ -101,6 +102,20 @@ def test_another_file_than_the_announced_one_is_refused(
     with pytest.raises(FetchFailed, match=r"not the announced|cannot be read"):
         download(Source(store.url, "", files=True), wanted_of(offered), tmp_path / "got")
     assert not (tmp_path / "got").exists()
+
+
+@pytest.mark.parametrize("silent", ["info", "open", "read"])
+def test_a_store_that_does_not_answer_is_given_up(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    monkeypatch.setattr("penstock.common.transfer.object_store._SILENCE_S", 0.5)
+    offered, ended = store.offer(weights_of(tmp_path, 1)), threading.Event()
+    monkeypatch.setattr(
+        LocalFileOpener if silent == "read" else LocalFileSystem, silent, lambda *_, **__: ended.wait(60)
+    )
+    with pytest.raises(FetchFailed, match=r"cannot be read: TimeoutError\('no answer within 0.5 s'\)"):
+        download(Source(store.url, "", files=True), wanted_of(offered), tmp_path / "got")
+    ended.set()
 
 
 @pytest.mark.parametrize(
