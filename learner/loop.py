@@ -274,7 +274,7 @@ class Learner:
         due = self._evaluation_due()
         weights = write_version(
             self._folder, self._policy, version, self._announced.hash, self._plan.probe_texts,
-            self._plan.contract.adapter, due and self._settings.save_best_model, self._queue.in_use(),
+            self._plan.contract.adapter, due and self._settings.save_best_model, self._queue.in_use,
         )  # fmt: skip
         self._announced = self._flow.publish(weights, due)
         self._record_evaluations()

@@ -17,7 +17,7 @@ from penstock.common.broker.run_view import RunView
 from penstock.common.deadline import Deadline, run_aside
 from penstock.common.errors import ConfigError, DeadlineExceeded, Disagreement, PenstockError
 from penstock.common.log import get_logger
-from penstock.common.transfer.download import FetchFailed
+from penstock.common.transfer.download import CacheUnusable, FetchFailed
 from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Weights
@@ -78,8 +78,9 @@ class WeightFollower:
 
         Refused weights are logged. Raise EngineFailed if the engine breaks, Disagreement if it computes
         another model with the weights, also after they were fetched and loaded once more, ConfigError if
-        it refuses all texts of the probe. After `learner_timeout_s`, raise DeadlineExceeded if no
-        weights or heartbeats came, WeightsRejected if all were refused.
+        it refuses all texts of the probe, or if the first weights cannot be written. After
+        `learner_timeout_s`, raise DeadlineExceeded if no weights or heartbeats came, WeightsRejected if
+        all were refused.
         """
         weights = await asyncio.to_thread(self._view.weights)
         if weights is None:
@@ -110,11 +111,13 @@ class WeightFollower:
         """Log why weights were not fetched, and do not fetch them for 1 s, at last for 30 s.
 
         The engine goes on with the version that it has. Without one, raise DeadlineExceeded if the
-        learner's last heartbeat is RUN_JOIN_TIMEOUT_S old.
+        learner's last heartbeat is RUN_JOIN_TIMEOUT_S old, and ConfigError if nothing can be written.
         """
         self._pause(weights)
         self._report(weights, reason)
         if self._engine.version is None:
+            if isinstance(reason, CacheUnusable):
+                raise ConfigError(str(reason)) from reason
             await self._check_learner()
         else:
             self._deadline.restart()

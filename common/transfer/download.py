@@ -45,7 +45,7 @@ _SLOWEST, _LONGEST_S = 64 << 10, 30 * 86400.0
 _POLL_S = 0.1
 _CHUNK = 1 << 20
 _PRINTABLE = re.compile(r"[!-~]*")
-_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 """Errors of a cache's folder that only a person ends."""
 
 
@@ -143,11 +143,15 @@ def download(source: Source, wanted: Wanted, target: Path) -> None:
             "learner's, and which address LEARNER_FILES_ADDRESS names"
         ) from error
     except OSError as error:
-        fault = CacheUnusable if error.errno in _LASTING else FetchFailed
-        raise fault(
-            f"{wanted.path} ({wanted.size} bytes) cannot be stored as {target}: {error}; set "
-            "RUN_CACHE_DIR to a folder that can be written, with room for five versions"
-        ) from error
+        raise not_stored(f"{wanted.path} ({wanted.size} bytes)", target, error) from error
+
+
+def not_stored(what: str, target: Path, error: OSError) -> FetchFailed:
+    """Return the error to raise if something cannot be put at `target`."""
+    return (CacheUnusable if error.errno in _LASTING else FetchFailed)(
+        f"{what} cannot be stored as {target}: {error}; set RUN_CACHE_DIR to a folder that can be "
+        "written, with room for five versions"
+    )
 
 
 def store(wanted: Wanted, chunks: Iterable[bytes], target: Path) -> bool:

@@ -27,7 +27,15 @@ from penstock.common.files.hashing import hash_file
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import version_name
 from penstock.common.log import get_logger, shorten
-from penstock.common.transfer.download import CacheUnusable, FetchFailed, Source, Wanted, alone, download
+from penstock.common.transfer.download import (
+    CacheUnusable,
+    FetchFailed,
+    Source,
+    Wanted,
+    alone,
+    download,
+    not_stored,
+)
 from penstock.common.transfer.object_store import is_store
 from penstock.common.transfer.patching import HASH, patch
 from penstock.common.wire.codec import decode
@@ -301,7 +309,7 @@ def _put(file: Path, folder: Path) -> None:
         with alone(folder):
             _link_or_copy(file, folder / file.name)
     except OSError as error:
-        raise FetchFailed(f"{file} cannot be put into {folder}: {error}") from error
+        raise not_stored(str(file), folder / file.name, error) from error
 
 
 def _link_or_copy(file: Path, target: Path) -> None:

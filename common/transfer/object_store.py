@@ -48,7 +48,7 @@ def is_plain_store(parts: SplitResult) -> bool:
 def read_file(url: str, begin: int, size: int) -> Iterator[bytes]:
     """Yield the bytes of a file from byte `begin` on. Raise StoreFailed if it has another size."""
     with _naming(url, "read"):
-        files, path = _open(url)
+        files, path = _in_time(partial(_open, url))
         found = _in_time(partial(files.info, path))
         if found["type"] != "file" or found["size"] != size:
             raise StoreFailed(
@@ -56,11 +56,14 @@ def read_file(url: str, begin: int, size: int) -> Iterator[bytes]:
                 "not the announced one"
             )
         opening = partial(files.open, path, "rb", block_size=_BLOCK, cache_type="readahead")
-        with _in_time(opening) as file:
+        file = _in_time(opening)
+        try:
             file.seek(begin)
             while begin < size and (chunk := _in_time(partial(file.read, min(_CHUNK, size - begin)))):
                 begin += len(chunk)
                 yield chunk
+        finally:
+            run_aside(file.close)  # it waits for a read that does not end
 
 
 def _in_time(work: Callable[[], Result]) -> Result:
@@ -110,14 +113,15 @@ def list_folder(url: str) -> list[str]:
     with _naming(url, "listed"):
         files, path = _open(url)
         files.invalidate_cache()
-        return sorted(found.rstrip("/").rpartition("/")[2] for found in files.ls(path, detail=False))
+        names = _in_time(partial(files.ls, path, detail=False))
+        return sorted(found.rstrip("/").rpartition("/")[2] for found in names)
 
 
 def remove_folder(url: str) -> None:
     """Delete a folder with its files. Raise StoreFailed."""
     with _naming(url, "deleted"):
         files, path = _open(url)
-        files.rm(path, recursive=True)
+        _in_time(partial(files.rm, path, recursive=True))
 
 
 def _open(url: str) -> tuple[Any, str]:

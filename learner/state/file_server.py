@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import math
 import os
 import re
 import secrets
@@ -9,6 +10,7 @@ import socket
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import BinaryIO
@@ -24,13 +26,13 @@ from penstock.common.transfer.download import KEEPALIVE, FetchFailed, Source
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Weights
 
-_UPLOADS, _TURN_S = 2, 5.0
-"""Files that are sent at a time, and seconds after which the next one has its turn."""
+_UPLOADS, _TURN_S, _PATIENCE_S = 2, 30.0, 1.0
+"""Files sent at a time, seconds of a turn, and seconds without a chunk that end it too."""
 _MOST_CONNECTIONS = 256
 _CHUNK, _CHUNK_S = 1 << 20, 30.0
-"""Bytes that are sent at a time, and seconds that a client has for them: a slower one is cut off."""
+"""Bytes of a chunk, and seconds after its turn that a client has for one: a slower one is cut off."""
 _IN_USE_S = 60.0
-"""For so long after a file of a version was sent a client may still want the next one."""
+"""For so long after one of a version's several files a client may ask for the next one."""
 _ANYWHERE = {4: "192.0.2.1", 6: "2001:db8::1"}
 """Of networks for documentation: the route to them is the one to the outside."""
 _START_S = 30.0
@@ -110,13 +112,21 @@ def _split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+@dataclass(slots=True)
+class _Use:
+    """A folder of which a file is being sent, until it was and the next one may be asked for."""
+
+    folder: str
+    until: float = math.inf  # on the loop's clock
+
+
 class FileServer:
     """Serves the folder `versions` of a run, and the files of the folder `model` with these `names`.
 
     A request needs the `token`. Two files are sent at a time, in the order in which they were asked for,
-    a large one in turns of 5 s; a part of a file may be asked for. `host` is an address of this host,
-    `port` 0 stands for a free one.
-    As a context it listens, in a thread of its own, from begin to end. Raise ConfigError if it cannot.
+    a large one in turns of 30 s; a part of a file may be asked for. `host` is an address of this host,
+    `port` 0 stands for a free one. As a context it listens, in a thread of its own, from begin to end.
+    Raise ConfigError if it cannot.
     """
 
     def __init__(
@@ -130,7 +140,7 @@ class FileServer:
         self._host = host
         self._loop = asyncio.new_event_loop()
         self._uploads = asyncio.Semaphore(_UPLOADS)
-        self._sent_at: dict[str, float] = {}  # by folder, on the loop's clock
+        self._uses: list[_Use] = []  # replaced by new ones: another thread reads it
         self._thread = threading.Thread(target=self._loop.run_forever, name="files", daemon=True)
 
     def offer(self, weights: Weights) -> Weights:
@@ -138,9 +148,12 @@ class FileServer:
         return Source(self.url, self.token).offer(weights)
 
     def in_use(self) -> frozenset[str]:
-        """Return the names of the folders of which a file was asked for, or sent, in the last minute."""
-        since = self._loop.time() - _IN_USE_S
-        return frozenset(name for name, at in self._sent_at.items() if at >= since)
+        """Return the names of the folders of versions of several files that are being fetched.
+
+        They are those of which a file is being sent, or was within the last minute.
+        """
+        now = self._loop.time()
+        return frozenset(one.folder for one in self._uses if one.until >= now)
 
     def __enter__(self) -> "FileServer":
         """Begin to listen, and return self. Raise ConfigError if the address cannot be used."""
@@ -200,11 +213,25 @@ class FileServer:
             file = path.open("rb")
         except OSError:
             return web.Response(status=404)
-        with file, busy(request.protocol):  # a version that is deleted from now on is sent all the same
-            return await self._send(request, file, path.parent.name)
+        # A file that is deleted from now on is sent all the same.
+        with file, busy(request.protocol), self._using(path):
+            return await self._send(request, file)
 
-    async def _send(self, request: web.BaseRequest, file: BinaryIO, folder: str) -> web.StreamResponse:
-        """Send the asked part of a file in a folder of this name, and return the response.
+    @contextmanager
+    def _using(self, path: Path) -> Iterator[None]:
+        """Keep the folder of one of a version's several files `in_use` during the block and after it."""
+        if not path.name.startswith("model-"):
+            yield
+            return
+        use = _Use(path.parent.name)
+        self._uses = [*(one for one in self._uses if one.until >= self._loop.time()), use]
+        try:
+            yield
+        finally:
+            use.until = self._loop.time() + _IN_USE_S
+
+    async def _send(self, request: web.BaseRequest, file: BinaryIO) -> web.StreamResponse:
+        """Send the asked part of a file, and return the response.
 
         The head comes at once. A client that does not read is cut off.
         """
@@ -219,20 +246,15 @@ class FileServer:
         response = web.StreamResponse(status=206 if begin else 200, headers=head)
         await response.prepare(request)
         file.seek(begin)
-        self._use(folder)
         while await self._send_turn(response, file):
-            self._use(folder)
+            pass
         return response
 
-    def _use(self, folder: str) -> None:
-        """Note that a file of a folder is sent now, and forget what is not `in_use` any more."""
-        self._sent_at = {name: self._sent_at[name] for name in self.in_use()}  # another thread reads it
-        self._sent_at |= {folder: self._loop.time()}
-
     async def _send_turn(self, response: web.StreamResponse, file: BinaryIO) -> bool:
-        """Send what a client reads of a file in 5 s, once it is its turn; return whether there is more.
+        """Send what a client reads of a file in its turn, once it comes; return whether there is more.
 
-        What it has not read then it may read while others have their turn.
+        The turn ends after 30 s, and for a client that does not take a chunk within 1 s: it may do that
+        while others have their turn.
         """
         sending: asyncio.Future[None] = self._loop.create_future()
         sending.set_result(None)
@@ -244,7 +266,7 @@ class FileServer:
                     if not (chunk := await self._loop.run_in_executor(None, file.read, _CHUNK)):
                         return False
                     sending = asyncio.ensure_future(response.write(chunk))
-                    await asyncio.wait([sending], timeout=left)
+                    await asyncio.wait([sending], timeout=min(left, _PATIENCE_S))
             async with asyncio.timeout(_CHUNK_S):
                 await sending
             return True

@@ -6,7 +6,7 @@ synced: after a power cut the next learner publishes new ones, from a checkpoint
 
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,15 +43,15 @@ def write_version(
     texts: Sequence[np.ndarray] = (),
     adapter: AdapterSpec | None = None,
     with_model: bool = False,
-    in_use: Collection[str] = (),
+    in_use: Callable[[], Collection[str]] = frozenset,
 ) -> Weights:
     """Write the policy's weights to the folder of `version`, and return the announcement to be sent.
 
     `parent` is the hash of the version before, "" for none; it is put into the announcement, as are the
     log-probabilities of `texts`, token ids (L,) each. With `adapter` the weights are the LoRA adapter
     alone; `with_model` puts the merged model beside it, for `keep_if_best`. A folder of this version is
-    replaced. All but the newest KEEP (4) versions in the run's folder are deleted, and of the folders
-    `in_use` the oldest 4, so that a fetch of several files ends however long it takes. Raise
+    replaced. The newest KEEP (4) versions in the run's folder are kept, and of older ones the first 4
+    whose folders are `in_use` after the export; the others are deleted. Raise
     RunTaken if a later learner has claimed the run's folder, DiskFull if the disk stays full, NotFinite
     if a weight, or a log-probability of `texts`, is NaN or infinite.
     """
@@ -65,9 +65,10 @@ def write_version(
 
     folder.write_folder("the weights of a version", path, export, sync=False)
     made = [one for one in path.parent.iterdir() if _NAME.fullmatch(one.name)]
-    oldest = sorted(in_use)[:KEEP]
-    for old in sorted(made)[:-KEEP]:
-        if old.name not in oldest:
+    older, used = sorted(made)[:-KEEP], in_use()
+    kept = [one for one in older if one.name in used][:KEEP]
+    for old in older:
+        if old not in kept:
             shutil.rmtree(old, ignore_errors=True)
     weights = with_hashes(Weights(version, str(path), "", parent, adapter=adapter))
     return replace(weights, probes=_probes(policy, version, texts))

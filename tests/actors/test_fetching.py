@@ -414,6 +414,20 @@ def test_a_folder_that_cannot_be_written_is_named(far: Run, server: FileServer, 
         copy.with_tokenizer(far.contract)
 
 
+def test_first_weights_that_cannot_be_written_end_the_actor(
+    far: Run, server: FileServer, host: OtherHost
+) -> None:
+    """It has the model's folder, so that nothing else is fetched."""
+    far.announce(0)
+    far.queue.publish_contract(encode(replace(far.contract, model=str(far.folder))))
+    host.settings.run.cache_dir.parent.mkdir(exist_ok=True)
+    host.settings.run.cache_dir.write_text("")
+    host.start()
+    wait_until(lambda: host.error is not None, "the actor to end")
+    assert isinstance(host.error, ConfigError)
+    assert "set RUN_CACHE_DIR" in str(host.error)
+
+
 def test_a_file_of_an_earlier_run_in_its_own_folder_is_passed_over(
     far: Run, server: FileServer, host: OtherHost
 ) -> None:

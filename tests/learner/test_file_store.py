@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
@@ -104,18 +105,30 @@ def test_another_file_than_the_announced_one_is_refused(
     assert not (tmp_path / "got").exists()
 
 
+class Silent(io.BufferedReader):
+    """A file whose bytes do not come, which cannot be closed while it is read."""
+
+    def seek(self, *_: Any) -> int:
+        return 0
+
+
 @pytest.mark.parametrize("silent", ["info", "open", "read"])
 def test_a_store_that_does_not_answer_is_given_up(
     store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
     monkeypatch.setattr("penstock.common.transfer.object_store._SILENCE_S", 0.5)
     offered, ended = store.offer(weights_of(tmp_path, 1)), threading.Event()
-    monkeypatch.setattr(
-        LocalFileOpener if silent == "read" else LocalFileSystem, silent, lambda *_, **__: ended.wait(60)
-    )
-    with pytest.raises(FetchFailed, match=r"cannot be read: TimeoutError\('no answer within 0.5 s'\)"):
-        download(Source(store.url, "", files=True), wanted_of(offered), tmp_path / "got")
-    ended.set()
+    reader, writer = os.pipe()
+    with Silent(io.FileIO(reader)) as file:
+
+        def answer(*_: Any, **__: Any) -> Any:
+            return file if silent == "read" else ended.wait(60)
+
+        monkeypatch.setattr(LocalFileSystem, "open" if silent == "read" else silent, answer)
+        with pytest.raises(FetchFailed, match=r"read: TimeoutError\('no answer within 0.5 s'\)"):
+            download(Source(store.url, "", files=True), wanted_of(offered), tmp_path / "got")
+        ended.set()
+        os.close(writer)
 
 
 @pytest.mark.parametrize(
