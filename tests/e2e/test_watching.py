@@ -136,13 +136,13 @@ def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def slowed(pid: int) -> Iterator[None]:
-    """Let the process run for a tenth of the time."""
+    """Let the process run for a fiftieth of the time."""
     ended = threading.Event()
 
     def pause() -> None:
         while not ended.is_set():
             os.kill(pid, signal.SIGSTOP)
-            ended.wait(0.45)
+            ended.wait(2.45)
             os.kill(pid, signal.SIGCONT)
             ended.wait(0.05)
 
