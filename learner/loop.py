@@ -274,7 +274,8 @@ class Learner:
         due = self._evaluation_due()
         weights = write_version(
             self._folder, self._policy, version, self._announced.hash, self._plan.probe_texts,
-            self._plan.contract.adapter, due and self._settings.save_best_model, self._queue.in_use,
+            self._plan.contract.adapter, with_model=due and self._settings.save_best_model,
+            being_fetched=self._queue.being_fetched,
         )  # fmt: skip
         self._announced = self._flow.publish(weights, due)
         self._record_evaluations()

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 
 from penstock.actors.engine import WeightsRejected
-from penstock.common.config.settings import Way
+from penstock.common.config.settings import WeightsFrom
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.transfer.download import FetchFailed
 from penstock.common.transfer.model_folder import ModelFetcher
@@ -18,7 +18,7 @@ class WeightSource:
     "queue" what changed comes from the queue server, and whole files from where they are announced.
     """
 
-    def __init__(self, folder: RunFolder, fetcher: ModelFetcher, way: Way) -> None:
+    def __init__(self, folder: RunFolder, fetcher: ModelFetcher, way: WeightsFrom) -> None:
         self._folder, self._fetcher, self._way = folder, fetcher, way
         self._distrusted = ""
 

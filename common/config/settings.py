@@ -114,7 +114,7 @@ class RunSettings(Section):
         return RunFolder(self.dir / self.name)
 
 
-Way = Literal["auto", "folder", "queue", "http", "store"]
+WeightsFrom = Literal["auto", "folder", "queue", "http", "store"]
 """By which way versions of the weights come to an actor: docs/weights.md."""
 
 
@@ -137,7 +137,7 @@ class ActorSettings(Section):
     )
     enable_prefix_caching: bool = setting(True, "reuse keys and values of equal prompts")
     max_num_batched_tokens: int = setting(0, "tokens of one step of the engine; 0: vLLM's choice", ge=0)
-    weights_from: Way = setting(
+    weights_from: WeightsFrom = setting(
         "auto",
         "how weights come: the run's folder, the queue server (only what changed), the learner's file "
         "server, an object store, or what works",

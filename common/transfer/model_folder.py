@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.common.broker.run_view import RunView
-from penstock.common.config.settings import RunSettings, Way
+from penstock.common.config.settings import RunSettings, WeightsFrom
 from penstock.common.deadline import Deadline, run_aside
 from penstock.common.errors import (
     ConfigError,
@@ -114,7 +114,7 @@ class ModelFetcher:
     """
 
     def __init__(
-        self, view: RunView, run: RunSettings, stopping: threading.Event, way: Way = "auto"
+        self, view: RunView, run: RunSettings, stopping: threading.Event, way: WeightsFrom = "auto"
     ) -> None:
         self._view, self._run, self._stopping, self._way = view, run, stopping, way
 

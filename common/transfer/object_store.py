@@ -67,7 +67,7 @@ def read_file(url: str, begin: int, size: int) -> Iterator[bytes]:
 
 
 def _in_time(work: Callable[[], Result]) -> Result:
-    """Return what `work` returns. Raise TimeoutError if that takes too long; it goes on then."""
+    """Return what `work` returns. Raise TimeoutError after 600 s, and leave it to its thread."""
     done = run_aside(work)
     if not wait([done], _SILENCE_S).done:
         raise TimeoutError(f"no answer within {_SILENCE_S:g} s")

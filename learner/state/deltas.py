@@ -26,7 +26,7 @@ class Offer(Protocol):
     def is_used(self) -> bool:
         """Return whether another process has fetched a version, as far as is known."""
 
-    def in_use(self) -> frozenset[str]:
+    def being_fetched(self) -> frozenset[str]:
         """Return the names of the folders of versions that are being fetched, as far as is known."""
 
     def offer(self, weights: Weights) -> Weights:
@@ -83,9 +83,9 @@ class OfferWithDeltas:
         """Return whether another process has fetched a version."""
         return self._offer.is_used
 
-    def in_use(self) -> frozenset[str]:
+    def being_fetched(self) -> frozenset[str]:
         """Return the names of the folders of versions that are being fetched."""
-        return self._offer.in_use()
+        return self._offer.being_fetched()
 
     def offer(self, weights: Weights) -> Weights:
         """Write the delta of a version that is on this host, and offer both.

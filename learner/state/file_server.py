@@ -31,8 +31,8 @@ _UPLOADS, _TURN_S, _PATIENCE_S = 2, 30.0, 1.0
 _MOST_CONNECTIONS = 256
 _CHUNK, _CHUNK_S = 1 << 20, 30.0
 """Bytes of a chunk, and seconds after its turn that a client has for one: a slower one is cut off."""
-_IN_USE_S = 60.0
-"""For so long after one of a version's several files a client may ask for the next one."""
+_NEXT_FILE_S = 60.0
+"""Seconds that a client has to ask for the next one of a version's files."""
 _ANYWHERE = {4: "192.0.2.1", 6: "2001:db8::1"}
 """Of networks for documentation: the route to them is the one to the outside."""
 _START_S = 30.0
@@ -113,8 +113,8 @@ def _split(address: str) -> tuple[str, int]:
 
 
 @dataclass(slots=True)
-class _Use:
-    """A folder of which a file is being sent, until it was and the next one may be asked for."""
+class _Fetch:
+    """One of a version's files is sent. Until `until` its client may ask for the next one."""
 
     folder: str
     until: float = math.inf  # on the loop's clock
@@ -140,20 +140,20 @@ class FileServer:
         self._host = host
         self._loop = asyncio.new_event_loop()
         self._uploads = asyncio.Semaphore(_UPLOADS)
-        self._uses: list[_Use] = []  # replaced by new ones: another thread reads it
+        self._fetches: list[_Fetch] = []  # replaced by new ones: another thread reads it
         self._thread = threading.Thread(target=self._loop.run_forever, name="files", daemon=True)
 
     def offer(self, weights: Weights) -> Weights:
         """Return the announcement of weights in `versions`."""
         return Source(self.url, self.token).offer(weights)
 
-    def in_use(self) -> frozenset[str]:
+    def being_fetched(self) -> frozenset[str]:
         """Return the names of the folders of versions of several files that are being fetched.
 
-        They are those of which a file is being sent, or was within the last minute.
+        A file of each is sent now, or was sent in the last minute.
         """
         now = self._loop.time()
-        return frozenset(one.folder for one in self._uses if one.until >= now)
+        return frozenset(one.folder for one in self._fetches if one.until >= now)
 
     def __enter__(self) -> "FileServer":
         """Begin to listen, and return self. Raise ConfigError if the address cannot be used."""
@@ -214,21 +214,21 @@ class FileServer:
         except OSError:
             return web.Response(status=404)
         # A file that is deleted from now on is sent all the same.
-        with file, busy(request.protocol), self._using(path):
+        with file, busy(request.protocol), self._fetching(path):
             return await self._send(request, file)
 
     @contextmanager
-    def _using(self, path: Path) -> Iterator[None]:
-        """Keep the folder of one of a version's several files `in_use` during the block and after it."""
+    def _fetching(self, path: Path) -> Iterator[None]:
+        """Count the folder of one of several files as `being_fetched` during the block and after it."""
         if not path.name.startswith("model-"):
             yield
             return
-        use = _Use(path.parent.name)
-        self._uses = [*(one for one in self._uses if one.until >= self._loop.time()), use]
+        fetch = _Fetch(path.parent.name)
+        self._fetches = [*(one for one in self._fetches if one.until >= self._loop.time()), fetch]
         try:
             yield
         finally:
-            use.until = self._loop.time() + _IN_USE_S
+            fetch.until = self._loop.time() + _NEXT_FILE_S
 
     async def _send(self, request: web.BaseRequest, file: BinaryIO) -> web.StreamResponse:
         """Send the asked part of a file, and return the response.

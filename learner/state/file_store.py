@@ -66,7 +66,7 @@ class FileStore:
             self._remove_old(folder.name)
         return replace(weights, url=self.url, token="")
 
-    def in_use(self) -> frozenset[str]:
+    def being_fetched(self) -> frozenset[str]:
         """Return no names: what is copied is read no more on this host."""
         return frozenset()
 

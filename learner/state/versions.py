@@ -32,7 +32,7 @@ MODEL = "model"
 """Folder of the merged model in the folder of a version that is an adapter."""
 _NAME = re.compile(r"\d{6,15}-\d{8,15}")
 KEEP = 4
-"""Version folders, and further ones that are in use, which are kept: an actor may be behind."""
+"""Newest versions that are kept, and older ones that are being fetched."""
 
 
 def write_version(
@@ -43,7 +43,7 @@ def write_version(
     texts: Sequence[np.ndarray] = (),
     adapter: AdapterSpec | None = None,
     with_model: bool = False,
-    in_use: Callable[[], Collection[str]] = frozenset,
+    being_fetched: Callable[[], Collection[str]] = frozenset,
 ) -> Weights:
     """Write the policy's weights to the folder of `version`, and return the announcement to be sent.
 
@@ -51,7 +51,7 @@ def write_version(
     log-probabilities of `texts`, token ids (L,) each. With `adapter` the weights are the LoRA adapter
     alone; `with_model` puts the merged model beside it, for `keep_if_best`. A folder of this version is
     replaced. The newest KEEP (4) versions in the run's folder are kept, and of older ones the first 4
-    whose folders are `in_use` after the export; the others are deleted. Raise
+    that are `being_fetched` after the export. The others are deleted. Raise
     RunTaken if a later learner has claimed the run's folder, DiskFull if the disk stays full, NotFinite
     if a weight, or a log-probability of `texts`, is NaN or infinite.
     """
@@ -65,8 +65,8 @@ def write_version(
 
     folder.write_folder("the weights of a version", path, export, sync=False)
     made = [one for one in path.parent.iterdir() if _NAME.fullmatch(one.name)]
-    older, used = sorted(made)[:-KEEP], in_use()
-    kept = [one for one in older if one.name in used][:KEEP]
+    older, fetched = sorted(made)[:-KEEP], being_fetched()
+    kept = [one for one in older if one.name in fetched][:KEEP]
     for old in older:
         if old not in kept:
             shutil.rmtree(old, ignore_errors=True)

@@ -269,9 +269,9 @@ class LearnerQueue:
         self._publish(self.keys.weights, encode(weights))
         return weights
 
-    def in_use(self) -> frozenset[str]:
+    def being_fetched(self) -> frozenset[str]:
         """Return the names of the folders of versions that other hosts are fetching."""
-        return self.source.in_use() if self.source else frozenset()
+        return self.source.being_fetched() if self.source else frozenset()
 
     def set_state(self, state: str) -> None:
         """Store the state "running" or "ended". Raise Connection.call's errors, such as RunTaken."""

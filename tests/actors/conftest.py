@@ -20,7 +20,7 @@ from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import WorkStream
 from penstock.common.config.role_command import ActorCommand
-from penstock.common.config.settings import ActorSettings, RunSettings, Way
+from penstock.common.config.settings import ActorSettings, RunSettings, WeightsFrom
 from penstock.common.errors import PenstockError
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.transfer.model_folder import ModelFetcher
@@ -59,7 +59,7 @@ class Run:
         self.queue.set_state("running")
         self.queue.publish_contract(encode(self.contract))
 
-    def weight_source(self, way: Way = "auto") -> WeightSource:
+    def weight_source(self, way: WeightsFrom = "auto") -> WeightSource:
         """What the actor of this run finds weights with, and a cache beside the run's folder."""
         cache = self.run_folder.path.parent / "cache"
         settings = RunSettings(name="run", cache_dir=cache, allow_file_store=True)

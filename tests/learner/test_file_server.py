@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -162,11 +163,9 @@ def test_eight_clients_get_a_file_two_at_a_time_in_the_order_of_their_requests(
     size = 64 << 20  # more than the sockets of a client that does not read take
     with (folder / VERSION).open("wb") as file:
         file.truncate(size)
-    head = f"GET /{VERSION} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {source.token}\r\n\r\n"
     clients = []
     for _ in range(8):
-        clients.append(socket.create_connection(("127.0.0.1", server.port)))
-        clients[-1].sendall(head.encode())
+        clients.append(ask(source, VERSION))
         time.sleep(0.05)
     for place, client in enumerate(clients):
         two = clients[place : place + 2]
@@ -174,6 +173,14 @@ def test_eight_clients_get_a_file_two_at_a_time_in_the_order_of_their_requests(
         assert not any(map(has_body, clients[place + 2 :]))
         read_all(client, size)
         client.close()
+
+
+def ask(source: Source, path: str) -> socket.socket:
+    """A connection on which a file was asked for, and nothing is read yet."""
+    client = socket.create_connection((urlsplit(source.url).hostname, urlsplit(source.url).port))
+    head = f"GET /{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {source.token}\r\n\r\n"
+    client.sendall(head.encode())
+    return client
 
 
 def has_body(client: socket.socket) -> bool:
@@ -192,19 +199,18 @@ def read_all(client: socket.socket, size: int) -> None:
         got += len(part)
 
 
-def test_clients_that_do_not_read_lose_their_turn(
+def test_clients_that_do_not_read_are_cut_off(
     folder: Path, server: FileServer, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.learner.state.file_server._CHUNK_S", 0.3)
     with (folder / VERSION).open("wb") as file:
         file.truncate(64 << 20)
-    head = f"GET /{VERSION} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {source.token}\r\n\r\n"
-    stuck = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(5)]
+    stuck = [ask(source, VERSION) for _ in range(5)]
     try:
-        for client in stuck:
-            client.sendall(head.encode())
         (one,) = [one for one in shared_files(folder / "model") if one.name == "config.json"]
         download(source, Wanted("model/config.json", one.size, one.hash), tmp_path / "got")
+        held = server._server.connections
+        wait_until(lambda: not any(one.busy for one in held), "the end of what nobody reads")
     finally:
         for client in stuck:
             client.close()
@@ -218,14 +224,11 @@ def test_slow_clients_leave_their_turn_to_others_and_get_all_the_same(
     size = 64 << 20
     with (folder / VERSION).open("wb") as file:
         file.truncate(size)
-    head = f"GET /{VERSION} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {source.token}\r\n\r\n"
-    slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+    slow = [ask(source, VERSION) for _ in range(3)]
     try:
-        for client in slow:
-            client.sendall(head.encode())
         (one,) = [one for one in shared_files(folder / "model") if one.name == "config.json"]
         download(source, Wanted("model/config.json", one.size, one.hash), tmp_path / "got")
-        assert server.in_use() == frozenset(), "one file needs no folder"
+        assert server.being_fetched() == frozenset(), "one file needs no folder"
         for client in slow:  # each has had a part alone, and is not cut off
             read_all(client, size)
     finally:
@@ -241,10 +244,8 @@ def test_a_client_that_leaves_at_any_time_is_no_error(
     server._loop.set_exception_handler(lambda _, fault: faults.append(fault))
     with (folder / VERSION).open("wb") as file:
         file.truncate(64 << 20)
-    head = f"GET /{VERSION} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {source.token}\r\n\r\n"
     for moment in range(30):
-        with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.sendall(head.encode())
+        with ask(source, VERSION) as client:
             client.recv(1000)
             time.sleep(0.004 * moment)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -260,16 +261,14 @@ def test_a_version_of_several_files_is_in_use_until_a_minute_after_its_last_one(
     name, path = "000001-00000004", f"{VERSION.removesuffix('.safetensors')}-00001-of-00003.safetensors"
     with (folder / path).open("wb") as file:
         file.truncate(64 << 20)
-    head = f"GET /{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {source.token}\r\n\r\n"
-    monkeypatch.setattr("penstock.learner.state.file_server._IN_USE_S", -1.0)
-    with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(head.encode())
-        wait_until(lambda: server.in_use() == {name}, "the use")
-    wait_until(lambda: server.in_use() == frozenset(), "the end of the use")
-    monkeypatch.setattr("penstock.learner.state.file_server._IN_USE_S", 60.0)
+    monkeypatch.setattr("penstock.learner.state.file_server._NEXT_FILE_S", -1.0)
+    with ask(source, path):
+        wait_until(lambda: server.being_fetched() == {name}, "the use")
+    wait_until(lambda: server.being_fetched() == frozenset(), "the end of the use")
+    monkeypatch.setattr("penstock.learner.state.file_server._NEXT_FILE_S", 60.0)
     assert get(source, path).status_code == 200
-    assert server.in_use() == {name}
-    assert len(server._uses) == 1, "what is over is forgotten"
+    assert server.being_fetched() == {name}
+    assert len(server._fetches) == 1, "what is over is forgotten"
 
 
 def test_the_time_for_a_file_of_any_announced_size_can_be_waited_for() -> None:

@@ -123,22 +123,14 @@ def test_large_weights_are_three_files_in_a_checkpoint_and_a_version(model_folde
 def test_the_newest_four_versions_are_kept_and_the_oldest_four_in_use(model_folder, tmp_path):
     policy, folder = make_policy(model_folder), LearnerFolder(tmp_path, 1)
 
-    def kept_after(newest: int, in_use: list[int]) -> list[int]:
-        names = [f"000001-{step:08d}" for step in in_use]
-        write_version(folder, policy, Version(1, newest), "", in_use=lambda: names)
+    def kept_after(newest: int, being_fetched: list[int]) -> list[int]:
+        names = [f"000001-{step:08d}" for step in being_fetched]
+        write_version(folder, policy, Version(1, newest), "", being_fetched=lambda: names)
         return sorted(int(path.name[-8:]) for path in folder.versions.iterdir())
 
     assert [kept_after(step, [0, 2]) for step in range(7)][-1] == [0, 2, 3, 4, 5, 6]
-    assert [kept_after(step, list(range(9))) for step in range(7, 15)][-1] == [
-        0,
-        2,
-        3,
-        4,
-        11,
-        12,
-        13,
-        14,
-    ]
+    newest = [kept_after(step, list(range(9))) for step in range(7, 15)][-1]
+    assert newest == [0, 2, 3, 4, 11, 12, 13, 14]
     assert kept_after(15, []) == [12, 13, 14, 15]
 
 
