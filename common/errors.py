@@ -118,3 +118,9 @@ NEVER_RESTARTED = frozenset(
     )
 )
 """Exit codes after which starting the process again cannot help."""
+
+WORKER_NEVER_RESTARTED = NEVER_RESTARTED - {DeadlineExceeded.exit_code}
+"""Those of an actor or rewarder on a machine without the learner.
+
+Such a worker waits for a learner for RUN_PROGRESS_TIMEOUT_S. Its machine may come back after that.
+"""

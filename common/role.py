@@ -20,9 +20,8 @@ from penstock.common.guard import guard_children
 def begin_role() -> threading.Event:
     """Start a guard process, which kills this process's descendants once it has ended; return an event.
 
-    The first SIGINT or SIGTERM sets the event; the second ends the process at once with exit code 128 +
-    the signal's number. Handlers set before are replaced, and the environment gets PENSTOCK_GUARD, by
-    which the guard knows the descendants. Raise ValueError outside of the main thread.
+    The event is that of `stop_on_signals`. The environment gets PENSTOCK_GUARD, by which the guard knows
+    the descendants. Raise ValueError outside of the main thread.
     """
     guard_children()
     return stop_on_signals()
@@ -31,14 +30,17 @@ def begin_role() -> threading.Event:
 def stop_on_signals() -> threading.Event:
     """Return an event that the first SIGINT, SIGTERM or SIGHUP sets: a loop finishes the work it holds.
 
-    The second signal ends the process at once, with exit code 128 + the signal's number. The handlers
-    replace those before. Raise ValueError outside of the main thread.
+    A later SIGINT, a person's second Ctrl-C, ends the process at once with exit code 130. Other signals
+    that follow change nothing: who stops a machine often sends several (systemd SIGTERM and SIGHUP to a
+    login's processes, or SIGTERM to `penstock up` and to the roles that it signals too), and the work is
+    still to be handed over. The handlers replace those before. Raise ValueError outside of the main
+    thread.
     """
     stopping = threading.Event()
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        """Set the event; if it is set already, end the process at once with exit code 128 + `number`."""
-        if stopping.is_set():
+        """Set the event; if it is set already and `number` is SIGINT, end the process at once."""
+        if stopping.is_set() and number == signal.SIGINT:
             os._exit(128 + number)
         stopping.set()
 

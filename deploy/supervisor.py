@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.common.deadline import Deadline
-from penstock.common.errors import NEVER_RESTARTED, ServerUnavailable
+from penstock.common.errors import NEVER_RESTARTED, WORKER_NEVER_RESTARTED, ServerUnavailable
 from penstock.deploy.child import Child, Report, Service, describe_end
 from penstock.deploy.devices import ACTOR, LEARNER, DevicePlan, Gpus, variables_of
 
@@ -82,6 +82,8 @@ class Supervisor:
         self._report = report
         self._limits = limits or Limits()
         self.goes_on = any(service.name == LEARNER for service in services)
+        final = NEVER_RESTARTED if self.goes_on else WORKER_NEVER_RESTARTED
+        self._final_codes = final | _COMMAND_NOT_FOUND
         """Whether a worker that ends with 0 is started again, as the run may go on without it."""
         self._phase: Literal["running", "leaving", "stopping"] = "running"
         self._stops, self._left = 0, False
@@ -89,14 +91,14 @@ class Supervisor:
         self._failed_code: int | None = None
         self._blocked = Deadline(self._limits.ready_s)
 
-    def stop(self) -> None:
-        """Make `run` end its processes stage by stage, by SIGTERM; a second call makes it kill them.
+    def stop(self, at_once: bool = False) -> None:
+        """Make `run` end its processes stage by stage, by SIGTERM; a second call `at_once` kills them.
 
         Return at once, without waiting for their end.
 
         Safe in signal handlers and threads.
         """
-        self._stops += 1
+        self._stops += at_once or not self._stops
 
     def ask(self, role: str, count: int) -> None:
         """Ask for `count` processes of a role of workers from now on; unknown roles are left out.
@@ -197,7 +199,8 @@ class Supervisor:
         """Report that `child` ended with `code`; keep the learner's code; set what follows if `wanted`.
 
         0 of the learner ends the run. Unless `goes_on` 0 ends a process for good, the last one the run.
-        A code that no restart helps (65, 73, 74, 78-82, 126, 127) fails the run. Else plan a restart.
+        A code that no restart helps (65, 73, 74, 78-82, 126, 127) fails the run; without a learner here
+        81 is none of them. Else plan a restart.
         """
         how, learner = describe_end(code), child.service.name == LEARNER
         if learner:
@@ -209,7 +212,7 @@ class Supervisor:
             self._say(child, f"{how}.")
             if learner or not any(other.wanted for other in self._roles()):
                 self._phase = "leaving"
-        elif code in NEVER_RESTARTED | _COMMAND_NOT_FOUND:
+        elif code in self._final_codes:
             self._fail(child, code, f"{how}. A restart cannot help: its output above says why")
         else:
             self._plan_restart(child, code, how)
@@ -290,7 +293,7 @@ class Supervisor:
         """End the processes stage by stage, the lowest first: SIGTERM, and SIGKILL after `terminate_s`.
 
         After the learner has finished, the other roles first have `leave_s` to exit by themselves; a
-        call of `stop` ends that wait. After two calls of `stop`, SIGKILL follows SIGTERM at once.
+        call of `stop` ends that wait. After a second one `at_once`, SIGKILL follows SIGTERM at once.
         """
         for child in self._roles():
             child.wanted = False

@@ -110,7 +110,7 @@ class Up(Command):
 
         `report` takes every line and event; None: see `execute`. With `beside`, which takes them too,
         nothing is printed at the end. In the main thread the first SIGINT, SIGTERM or SIGHUP ends the
-        run in order, the second one at once. Meanwhile the run is locked against another `penstock up`,
+        run in order, a later SIGINT at once. Meanwhile the run is locked against another `penstock up`,
         and its processes end with this one. Unless REDIS_URL is set, files of the run's own queue server
         are written to its folder; at the end its socket is deleted. Raise ConfigError if a setting or
         the Procfile is wrong, RunTaken if another `penstock up` of the run goes on.
@@ -315,9 +315,12 @@ def _synced(settings: RunCommand) -> AbstractContextManager[object]:
     return nullcontext() if settings.redis_url else SyncWatch(settings.run.folder)
 
 
-def _stop(supervisor: Supervisor, show: object, *_: object) -> None:
-    """Make `supervisor` end the run, and say so where `show` shows the run. A handler of signals."""
-    supervisor.stop()
+def _stop(supervisor: Supervisor, show: object, number: int, *_: object) -> None:
+    """Make `supervisor` end the run, and say so where `show` shows the run. A handler of signals.
+
+    A second Ctrl-C ends it at once, another signal's repetition does not (see `stop_on_signals`).
+    """
+    supervisor.stop(at_once=number == signal.SIGINT)
     if isinstance(show, Show):
         show.notice = STOPPING
 

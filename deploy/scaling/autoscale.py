@@ -38,6 +38,8 @@ _MEAN_STEPS = 5
 """Steps whose means a LearnerProgress has."""
 _LOOKS, _RATES = 10, 60
 """Looks, one per second, of whose waits a decision takes the mean, and the most of whose rates."""
+_START_LOOKS = 180
+"""Looks after which an actor that has not joined is no longer waited for: it may never come."""
 _SAME_LOAD = 0.8
 _LEAST_BUSY = 0.05
 
@@ -55,22 +57,28 @@ class Rule:
     too_small: dict[int, float] = field(default_factory=dict)
     tried_again: int = 0
 
-    def next(self, actors: int, wait: float, load: float) -> int:
+    def next(self, actors: int, wait: float, load: float, others: int = 0) -> int:
         """Return the number to try after `actors`, or `actors` to stay.
 
         `wait` is the learner's share of waiting, 0 to 1. `load` is how many tokens per second the
-        learner would take if it never waited.
+        learner would take if it never waited. `others` work beside, on other machines. They are counted
+        in `too_small`, and not in `least` and `most`.
         """
+        return self._next(actors + others, wait, load, others) - others
+
+    def _next(self, actors: int, wait: float, load: float, others: int) -> int:
+        """Do the same where `actors` and the result are all that work, `others` among them."""
+        least, most = self.least + others, self.most + others
         if wait >= self.target:
             enough = load * min(_SAME_LOAD, (1 - wait) / (1 - self.target))
             lowered = _SAME_LOAD if actors == self.tried_again else 1.0
             self.too_small[actors] = lowered * min(enough, self.too_small.get(actors, load))
             wanted = actors * (1 - self.target) / max(1 - wait, _LEAST_BUSY)
-            return min(self.most, max(self.least, actors + 1, math.ceil(wanted)))
-        if actors > self.most:
-            return self.most
+            return min(most, max(least, actors + 1, math.ceil(wanted)))
+        if actors > most:
+            return most
         known = [n for n, then in self.too_small.items() if n < actors and load >= then]
-        fewer = max(self.least, (max(known, default=self.least - 1) + actors + 1) // 2)
+        fewer = max(least, (max(known, default=least - 1) + actors + 1) // 2)
         self.tried_again = fewer if fewer < actors and fewer in self.too_small else 0
         return fewer
 
@@ -78,14 +86,15 @@ class Rule:
 class Measuring:
     """Lets `rule` decide, each time that the wait with the present number of actors is known.
 
-    Steps that began with other actors do not count, nor do those whose groups were asked for then. A
-    wait that is a little above the target counts if two measures in a row have it.
+    Steps that began with other actors do not count, nor do those whose groups were asked for then, nor,
+    for three minutes, those that are made while actors start. A wait that is a little above the target
+    counts if two measures in a row have it.
     """
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self._present: tuple[int, int] | None = None  # actors of `penstock up`, and all that have joined
-        self._from_step = 0
+        self._from_step = self._looks = 0
         self._waits: list[float] = []
         self._rates: deque[float] = deque(maxlen=_RATES)  # of all actors together: these vary most
         self._was_over = False
@@ -94,9 +103,15 @@ class Measuring:
         """Return the number of actors to ask for after a look at the run, None to go on as before.
 
         `actors` is how many `penstock up` keeps running. `rates` has the tokens per second of each actor
-        that has joined.
+        that has joined. A number outside of the rule's bounds is brought within them at once: without an
+        actor there is no step to wait for.
         """
-        if self._present != (actors, len(rates)) or len(rates) < actors:
+        if (within := min(self._rule.most, max(self._rule.least, actors))) != actors:
+            return within
+        self._looks += 1
+        if self._present != (actors, len(rates)):
+            self._looks = 0
+        if self._looks == 0 or (len(rates) < actors and self._looks < _START_LOOKS):
             self._present = (actors, len(rates))
             self._from_step = progress.step + _MEAN_STEPS + 1 + math.ceil(progress.staleness)
             self._waits, self._was_over = [], False
@@ -105,16 +120,20 @@ class Measuring:
         if progress.step < self._from_step or progress.step_s <= 0:
             return None
         self._waits.append(min(1.0, progress.wait_s / progress.step_s))
-        return self._decide(actors) if len(self._waits) >= _LOOKS else None
+        others = max(0, len(rates) - actors)
+        return self._decide(actors, others) if len(self._waits) >= _LOOKS else None
 
-    def _decide(self, actors: int) -> int | None:
-        """Return the rule's number for the mean of the waits, which are then forgotten; None to stay."""
+    def _decide(self, actors: int, others: int) -> int | None:
+        """Return the rule's number for the mean of the waits, which are then forgotten; None to stay.
+
+        It is for `actors`, beside which `others` work.
+        """
         wait, rate = fmean(self._waits), fmean(self._rates)
         self._waits = []
         is_over = wait >= self._rule.target
         unsure = is_over and not self._was_over and wait < 2 * self._rule.target
         self._was_over = is_over
-        wanted = self._rule.next(actors, wait, rate / max(1 - wait, _LEAST_BUSY))
+        wanted = self._rule.next(actors, wait, rate / max(1 - wait, _LEAST_BUSY), others)
         return None if unsure or wanted == actors else wanted
 
 

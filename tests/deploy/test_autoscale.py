@@ -154,6 +154,15 @@ def test_the_bounds_hold_also_for_a_number_that_was_set_by_hand() -> None:
         build(Autoscale, {"min": 3, "max": 2})
 
 
+def test_actors_of_other_machines_are_counted_beside_those_that_are_asked_for() -> None:
+    rule = Rule(1, 8, 0.1)
+    assert rule.next(1, 0.5, load=100, others=8) == 8  # 17 are wanted
+    assert rule.next(1, 0.25, load=100, others=8) == 3  # 11
+    assert rule.next(3, 0.02, load=100, others=8) == 2  # 1 would be 9 in all, which were too few
+    assert rule.next(2, 0.02, load=100, others=8) == 2
+    assert rule.next(2, 0.02, load=100, others=16) == 1
+
+
 def progress(step: int, wait_s: float) -> LearnerProgress:
     return LearnerProgress(0, step, 99, (), (), (), 1.0, 1.0, wait_s, 1.0, 8, 8)
 
@@ -167,6 +176,19 @@ def test_steps_and_waits_from_before_a_change_do_not_count() -> None:
     }  # they start
     assert [measuring.look(3, [5.0] * 3, progress(step, 0.11)) for step in range(50, 76)] == [None] * 26
     assert measuring.look(3, [5.0] * 3, progress(76, 0.11)) == 4  # a little too much, twice in a row
+
+
+@pytest.mark.parametrize(("actors", "asked"), [(0, 1), (9, 8)])
+def test_a_number_outside_of_the_bounds_is_not_measured_first(actors: int, asked: int) -> None:
+    """Without actors no step would ever come."""
+    assert Measuring(Rule(1, 8, 0.1)).look(actors, [5.0] * actors, progress(0, 0.0)) == asked
+
+
+def test_an_actor_that_never_joins_is_waited_for_for_three_minutes() -> None:
+    measuring = Measuring(Rule(1, 8, 0.1))
+    assert [measuring.look(2, [5.0], progress(step, 0.7)) for step in range(180)] == [None] * 180
+    later = [measuring.look(2, [5.0], progress(step, 0.7)) for step in range(180, 200)]
+    assert [wanted for wanted in later if wanted] == [6]
 
 
 def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(

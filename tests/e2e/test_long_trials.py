@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.forked import ForkedSite
 from tests.e2e.site import FAKE_PROCFILE
 from tests.joiners import run_joiners
-from tests.soak import Sample, compare, cpu_per_step, run_soak, variables
+from tests.soak import Sample, compare, cpu_per_step, describe_cpu_growth, run_soak, variables
 
 pytestmark = pytest.mark.e2e
 
@@ -62,17 +62,32 @@ def test_a_thread_that_lives_for_a_moment_is_no_growth():
     assert not [row for row in compare(seen) if row.grew]
 
 
-def test_processor_time_is_the_median_of_the_steps_without_waits():
+def test_processor_time_is_the_mean_of_the_steps_without_waits():
     steps = [
         {
             "perf/learner/a_cpu_s": cpu,
             "perf/learner/waiting_for_groups_cpu_s": 9.0,
             "perf/actor/b_cpu_s": 1.0,
         }
-        for cpu in (1.0, 1.0, 7.0, 2.0, 2.0, 0.0)
+        for cpu in (1.0, 1.0, 4.0, 2.0, 2.0, 0.5)
     ]
     found = cpu_per_step(steps)
-    assert found == {"learner": (1.0, 2.0), "actor": (1.0, 1.0), "rewarder": (0.0, 0.0)}
+    assert found == {"learner": (2.0, 1.5), "actor": (1.0, 1.0), "rewarder": (0.0, 0.0)}
+
+
+@pytest.mark.parametrize(
+    ("learner", "actor", "said"),
+    [
+        ((4.0, 5.0), (1.0, 1.25), ""),  # the machine is slower
+        ((4.0, 4.1), (1.0, 1.0), ""),
+        ((4.0, 4.4), (1.0, 1.0), "the processor time of the learner: the learner's from 2.000 to 2.200"),
+        ((4.0, 4.0), (1.0, 1.2), "the processor time of the actors and rewarders: "),
+    ],
+)
+def test_a_role_whose_steps_take_longer_than_the_machine_explains_is_named(learner, actor, said):
+    found = describe_cpu_growth({"learner": learner, "actor": actor, "rewarder": (1.0, actor[1])})
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
 
 
 def test_actors_that_come_and_go_lose_nothing_and_do_nothing_twice(tmp_path):

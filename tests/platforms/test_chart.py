@@ -13,10 +13,11 @@ import yaml
 
 from penstock.common.broker.acl import ROLES, user_name
 from penstock.common.broker.connection import Connection
-from penstock.common.broker.keys import GROUP, Keys
+from penstock.common.broker.keys import Keys
 from penstock.common.config.redis_url import parse_url
 from penstock.common.errors import NEVER_RESTARTED
-from tests.common.builders import Run
+from penstock.common.wire.ids import TicketId
+from tests.common.builders import V0, Run
 from tests.helpers import AclUsers, free_port, wait_until
 from tests.platforms.checks import BIN, DEPLOY, planted, run
 from tests.platforms.test_containers import connect, queue_server
@@ -243,48 +244,47 @@ def test_learner_and_rewarders_have_secrets_of_their_own():
 def triggers(role: str, run: str) -> dict[str, dict[str, str]]:
     """By name, the metadata of the triggers by which KEDA scales a role of a run."""
     scaled = find("ScaledObject", role, run={**RUN, "name": run})["spec"]
-    assert scaled["advanced"]["scalingModifiers"]["formula"] == "lag + pending"
-    return {one["name"]: one["metadata"] for one in scaled["triggers"]}
+    found = {one["name"]: one["metadata"] for one in scaled["triggers"]}
+    assert scaled["advanced"]["scalingModifiers"]["formula"] == " + ".join(found)
+    return found
 
 
 def work(reader: Connection, role: str, run: str) -> int:
     """What KEDA reads for a role by its redis-streams scaler, as a user with a reader's rights.
 
-    With lagCount that is the group's lag of XINFO GROUPS, -1 for nil. With pendingEntriesCount it is the
-    count of XPENDING.
+    With streamLength and without consumerGroup that is XLEN.
     """
-    asked = triggers(role, run)
-    assert {"lagCount", "activationLagCount"} <= asked["lag"].keys()
-    assert "pendingEntriesCount" in asked["pending"]
-    groups = reader.execute("XINFO", "GROUPS", asked["lag"]["stream"])
-    (lag,) = [one[b"lag"] for one in groups if one[b"name"].decode() == asked["lag"]["consumerGroup"]]
-    pending = asked["pending"]
-    count = reader.execute("XPENDING", pending["stream"], pending["consumerGroup"])
-    return (-1 if lag is None else lag) + count["pending"]
+    asked = triggers(role, run).values()
+    assert all("streamLength" in one and "consumerGroup" not in one for one in asked)
+    return sum(reader.execute("XLEN", one["stream"]) for one in asked)
 
 
 def test_keda_reads_the_open_work_of_each_stage_also_where_the_server_knows_no_lag(
     acl_users: AclUsers, keys: Keys, run_name: str
 ) -> None:
+    assert work(acl_users.reader, "actor", run_name) == 0, "also before there is a stream"
     own = Run(acl_users.operator, keys)
-    assert work(acl_users.reader, "actor", run_name) == 0
     own.issue(1, 2, 3, 4, 5)
     assert work(acl_users.reader, "actor", run_name) == 5
     actor = own.actor()
     held = actor.take(2)
     assert work(acl_users.reader, "actor", run_name) == 5, "a ticket that an actor holds is work"
     own.issue(4, payload=b"of another contract")  # deletes an entry that nobody has read
-    assert work(acl_users.reader, "actor", run_name) == -1 + 2, "nil, and what actors hold keeps them"
+    (group,) = acl_users.reader.execute("XINFO", "GROUPS", keys.tickets)
+    assert group[b"lag"] is None
+    assert work(acl_users.reader, "actor", run_name) == 5
     held += actor.take(10)
-    assert work(acl_users.reader, "actor", run_name) == 5, "the lag is known again"
     for entry in held:
         assert actor.handoff(entry, keys.rollouts, b"group")
     assert work(acl_users.reader, "actor", run_name) == 0
     assert work(acl_users.reader, "rewarder", run_name) == 5
+    own.learner.issue("eval", [(TicketId.evaluation(V0, 0), V0, b"ask")])
+    assert work(acl_users.reader, "actor", run_name) == 1, "an evaluation needs actors too"
 
 
 def test_the_triggers_name_the_keys_of_the_run() -> None:
-    for role, stream in (("actor", Keys("a.b").tickets), ("rewarder", Keys("a.b").rollouts)):
-        for metadata in triggers(role, "a.b").values():
-            assert (metadata["stream"], metadata["consumerGroup"]) == (stream, GROUP)
-            assert metadata["address"] == "first-queue.ml.svc:6379"
+    keys = Keys("a.b")
+    for role, streams in (("actor", [keys.tickets, keys.eval_tickets]), ("rewarder", [keys.rollouts])):
+        found = triggers(role, "a.b").values()
+        assert [one["stream"] for one in found] == streams
+        assert {one["address"] for one in found} == {"first-queue.ml.svc:6379"}

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from penstock.common.errors import NEVER_RESTARTED
+from penstock.common.errors import WORKER_NEVER_RESTARTED
 from penstock.deploy.procfile import read_procfile
 from tests.helpers import wait_until
 from tests.platforms.checks import DEPLOY, planted, program, run
@@ -51,7 +51,7 @@ def test_slurm_is_told_to_queue_the_actors_again_and_when_to_signal_them():
 
 def test_an_element_is_not_queued_again_after_the_exit_codes_that_say_so():
     (codes,) = re.findall(r"^  ([\d |]+)\) exit", (SLURM / "actors.sbatch").read_text(), re.MULTILINE)
-    assert set(map(int, codes.split(" | "))) == NEVER_RESTARTED
+    assert set(map(int, codes.split(" | "))) == WORKER_NEVER_RESTARTED
 
 
 def test_the_learners_procfile_uses_what_its_script_sets():
