@@ -154,7 +154,8 @@ class Conversations(Completions):
         # An agent occupies a thread for its whole rollout, and the template needs one meanwhile.
         self._threads = ThreadPoolExecutor(places + _SPARE_THREADS, "episode")
         self._rollouts = 0  # of the running groups
-        self._requests: dict[str, set[str]] = {}  # of the engine, by running group
+        self._requests: dict[str, dict[str, int]] = {}  # of the engine, by running group: name, index
+        self._talks: dict[str, dict[int, asyncio.Task[Rollout | None]]] = {}  # by running group, index
         self._aborted: set[str] = set()
         self._sampled: dict[str, Counter[int]] = {}  # tokens, by running group and index
         self._silent_at = -1  # tokens that the engine had sampled when a request began that was given up
@@ -170,7 +171,7 @@ class Conversations(Completions):
         fault, EngineFailed for a broken engine, MalformedMessage for a completion that is no Rollout.
         """
         size = ticket.num_generations
-        self._requests[request_id] = set()
+        self._requests[request_id] = {}
         self._rollouts += size
         sampled: Counter[int] = Counter()
         self._sampled[request_id] = sampled
@@ -181,6 +182,7 @@ class Conversations(Completions):
         finally:
             self._rollouts -= size
             del self._requests[request_id], self._sampled[request_id]
+            self._talks.pop(request_id, None)
             self._aborted.discard(request_id)
         if any(one is None for one in found):
             lost = sum(sampled[index] for index, one in enumerate(found) if one is None)
@@ -212,16 +214,23 @@ class Conversations(Completions):
                 for index, one in enumerate(begun)
                 if one is None
             }
-        return tuple(one or tasks[index].result() for index, one in enumerate(begun))
+            self._talks[request_id] = tasks
+        ended = {index: task.result() for index, task in tasks.items() if not task.cancelled()}
+        return tuple(one or ended.get(index) for index, one in enumerate(begun))
 
     async def abort(self, request_id: str) -> None:
-        """End a ticket's conversations early: `generate` raises Aborted once running tools have ended.
+        """End a ticket's conversations early: `generate` raises Aborted with those that have ended.
 
-        The engine's requests are aborted at once. An unknown `request_id` does nothing.
+        The engine's requests are aborted. Conversations that wait for something else, such as a tool,
+        are given up with their episodes. An unknown `request_id` does nothing.
         """
         if request_id in self._requests:
             self._aborted.add(request_id)
-            for name in tuple(self._requests[request_id]):
+            requests = dict(self._requests[request_id])
+            for index, talk in self._talks.get(request_id, {}).items():
+                if index not in requests.values():
+                    talk.cancel()
+            for name in requests:
                 await self._engine.abort(name)
 
     def room(self) -> int:
@@ -275,7 +284,7 @@ class Conversations(Completions):
                 raise Aborted(request_id)
             own, began = f"{request_id}#{name}", time.monotonic()
             tokens = self._engine.tokens_generated()
-            self._requests[request_id].add(own)
+            self._requests[request_id][own] = index
             try:
                 (rollout,) = await self._engine.generate(own, prompt_ids, sampling, 1, since)
             except Aborted as error:
@@ -286,7 +295,7 @@ class Conversations(Completions):
                     self._silent_at = max(self._silent_at, tokens)
                 raise
             finally:
-                self._requests[request_id].discard(own)
+                self._requests[request_id].pop(own, None)
             sampled[index] += len(rollout.token_ids)
             return rollout
 

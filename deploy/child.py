@@ -123,7 +123,8 @@ class Child:
     def terminate(self) -> None:
         """Send SIGTERM to the process alone: it ends its own children. Without a process, do nothing.
 
-        Each process gets it once: a second one ends a role without its work. The end is not waited for.
+        Each process gets it once: torchrun would not wait for its ranks after a second one. The end is
+        not waited for.
         A process stopped by SIGSTOP is continued, because it would not handle SIGTERM.
         """
         if self._process is not None:

@@ -190,7 +190,7 @@ def variables_of(devices: Devices) -> dict[str, str]:
 def _of_procfile(commands: Mapping[str, str]) -> dict[str, Devices]:
     """Return by role the devices that its command sets itself."""
     found = {role: _OWN.search(command) for role, command in commands.items()}
-    return {role: tuple(own[1].split(",")) for role, own in found.items() if own}
+    return {role: tuple(own[1].strip("\"'").split(",")) for role, own in found.items() if own}
 
 
 def _too_few(gpus: Gpus, needed: int, who: str) -> ConfigError:

@@ -20,9 +20,9 @@ class Learner(LearnerCommand):
     def work(self) -> int:
         """Train to the end of the run, or until SIGINT or SIGTERM, and return 0.
 
-        The first signal lets the learner write a checkpoint and end; the second ends the process at
-        once. Raise DiskFull for a full disk, RunTaken if another learner holds the run, ConfigError or
-        DataError if settings or data cannot work, and the other PenstockErrors that end a training.
+        The first signal lets the learner write a checkpoint and end; Ctrl-C after it ends the process
+        at once. Raise DiskFull for a full disk, RunTaken if another learner holds the run, ConfigError
+        or DataError if settings or data cannot work, and the other PenstockErrors that end a training.
         """
         stopping = begin_role()
         with heavy_imports():
@@ -48,11 +48,15 @@ class Learner(LearnerCommand):
             return super().execute()
         configure_logs("learner", self.run.log_format)
         from penstock.learner.data.preview import preview, preview_rewards
-        from penstock.learner.report.run_record import check_next_start
 
-        check = partial(check_next_start, self.run.folder, self.learner)
-        lines = preview(self.learner, self.rows, check)
-        for line in preview_rewards(self.learner, self.rows) if self.rewards_alone else lines:
+        if self.rewards_alone:
+            lines = preview_rewards(self.learner, self.rows)
+        else:
+            from penstock.learner.report.run_record import check_next_start  # imports torch
+
+            check = partial(check_next_start, self.run.folder, self.learner)
+            lines = preview(self.learner, self.rows, check)
+        for line in lines:
             print(json.dumps(line, default=str))
         return 0
 

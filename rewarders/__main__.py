@@ -36,9 +36,8 @@ class Rewarder(RewarderCommand):
     def work(self) -> int:
         """Score until the run has ended or SIGINT or SIGTERM has come, and return 0.
 
-        Groups in progress are finished first; a second signal ends the process at once. A guard process
-        is started, which kills this one's children once it has ended. Raise PenstockError if the work
-        fails.
+        Groups in progress are finished first, unless Ctrl-C comes again. A guard process is started,
+        which kills this one's children once it has ended. Raise PenstockError if the work fails.
         """
         stopping = begin_role()
         with heavy_imports():

@@ -5,9 +5,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.misplaced import misplaced_values
@@ -19,7 +19,6 @@ from penstock.common.transfer.model_folder import shared_files
 from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.reward_spec import split_kind
-from penstock.learner.algorithm.own_loss import load_loss
 from penstock.learner.data.chat_formats import resolve_format
 from penstock.learner.data.episode_specs import resolve_episodes
 from penstock.learner.data.order import Question
@@ -28,6 +27,9 @@ from penstock.learner.data.questions import load_questions
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.learner.data.templates import Template, is_chat
 from penstock.learner.data.tickets import TicketSource
+
+if TYPE_CHECKING:  # it takes seconds, which `penstock try-reward` need not wait
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 log = get_logger(__name__)
 
@@ -99,7 +101,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
     )
 
 
-def _published_adapter(settings: LearnerSettings, config: PreTrainedConfig) -> AdapterSpec | None:
+def _published_adapter(settings: LearnerSettings, config: "PreTrainedConfig") -> AdapterSpec | None:
     """Return what the contract says of LoRA adapters, None if whole weights are published.
 
     Raise ConfigError if the settings name layers that the model of this config has not, or its head.
@@ -120,6 +122,8 @@ def _check_settings(settings: LearnerSettings) -> None:
     for text in misplaced_values(settings):
         log.warning(text)
     if settings.loss:
+        from penstock.learner.algorithm.own_loss import load_loss
+
         load_loss(settings.loss)
 
 
@@ -139,7 +143,7 @@ def shared_columns(questions: Sequence[Question]) -> list[str]:
     return sorted(set.intersection(*(set(question.columns) for question in questions)))
 
 
-def completions_form(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> str:
+def completions_form(settings: LearnerSettings, tokenizer: "PreTrainedTokenizerBase") -> str:
     """Return the form in which the user's own rewards get completions: "auto", "text" or "messages".
 
     This is LEARNER_REWARD_COMPLETIONS, but "auto" becomes "messages" if a chat template makes the
@@ -247,12 +251,14 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
 
 def read_model(
     folder: Path, trust_remote_code: bool = False
-) -> tuple[PreTrainedTokenizerBase, PreTrainedConfig]:
+) -> "tuple[PreTrainedTokenizerBase, PreTrainedConfig]":
     """Return the tokenizer of a model folder, and the configuration of its language model.
 
     Code in the folder is run only with `trust_remote_code`. Raise ConfigError if config.json or
     tokenizer.json is missing or cannot be read, or if the folder needs its code and this is not trusted.
     """
+    from transformers import AutoConfig, AutoTokenizer
+
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             expected = "expected a Hugging Face model folder: complete it, or name another one"
@@ -273,7 +279,7 @@ def read_model(
     return tokenizer, config
 
 
-def check_length(settings: LearnerSettings, config: PreTrainedConfig) -> None:
+def check_length(settings: LearnerSettings, config: "PreTrainedConfig") -> None:
     """Raise ConfigError if the longest prompt and completion together exceed the model's context.
 
     These are max_prompt_length and max_completion_length, in tokens. `config` is the model's; a model

@@ -4,9 +4,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from penstock.common.chat.renderer import ChatRenderer
 from penstock.common.config.learner_settings import LearnerSettings
@@ -14,6 +12,9 @@ from penstock.common.errors import ConfigError
 from penstock.common.files.reading import read_text
 from penstock.common.text import short
 from penstock.common.wire.contract import ChatSpec
+
+if TYPE_CHECKING:  # it takes seconds, which `penstock try-reward` need not wait
+    from transformers import PreTrainedTokenizerBase
 
 _NAMED = ("auto", "chat", "none", "r1", "qwen_r1")
 """The values of LEARNER_PROMPT_TEMPLATE that name no file."""
@@ -53,7 +54,7 @@ class Template:
     prompt set, or if a variable of LEARNER_CHAT_TEMPLATE_KWARGS has no effect or is reserved.
     """
 
-    def __init__(self, settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, settings: LearnerSettings, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         known = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk"))
         *others, unknown = known
@@ -157,7 +158,7 @@ def _check_variables(settings: LearnerSettings, template: str | None, name: str)
         )
 
 
-def is_chat(settings: LearnerSettings, tokenizer: PreTrainedTokenizerBase) -> bool:
+def is_chat(settings: LearnerSettings, tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Return whether a chat template makes the prompts, by LEARNER_PROMPT_TEMPLATE.
 
     This is so for auto, chat and r1 if `tokenizer` has a chat template, and for the name of a file, but

@@ -315,7 +315,7 @@ def test_an_aborted_group_keeps_the_conversations_that_ended(
     folder: Path, pools: dict[str, EpisodePool]
 ) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    engine = HalfTalkingEngine(tokenizer, [call_of("wait", seconds=0.5), "."])
+    engine = HalfTalkingEngine(tokenizer, [call_of("wait", seconds=1000), "."])
     ticket = make_ticket(folder, CHATML, SPEC)
 
     async def talk() -> tuple[Aborted, tuple[Rollout, ...]]:
@@ -325,7 +325,8 @@ def test_an_aborted_group_keeps_the_conversations_that_ended(
             await asyncio.sleep(0.01)
         await groups.abort("g")
         with pytest.raises(Aborted) as aborted:
-            await task
+            await task  # long before the tool would end
+        engine.script[0] = call_of("wait", seconds=0)
         return aborted.value, await groups.generate("h", ticket, aborted.value.partial)
 
     aborted, rollouts = asyncio.run(asyncio.wait_for(talk(), 60))

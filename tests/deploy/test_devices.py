@@ -15,7 +15,7 @@ from penstock.deploy.devices import DevicePlan, Gpus, threads_of_each, variables
 from penstock.deploy.up import Up
 
 COMMANDS = {"learner": "learner", "actor": "actor", "rewarder": "rewarder"}
-OWN = COMMANDS | {"actor": "CUDA_VISIBLE_DEVICES=0,1 actor"}
+OWN = COMMANDS | {"actor": "CUDA_VISIBLE_DEVICES='0,1' actor"}
 EIGHT = tuple("01234567")
 
 

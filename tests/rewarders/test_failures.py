@@ -78,7 +78,7 @@ def test_a_reward_that_returns_nonsense_is_named_with_its_file(pool, tmp_path, r
 
 
 def test_a_slow_reward_is_named_with_the_setting(pool, tmp_path):
-    said = failure_of(pool, tmp_path, "    while True: pass\n")
+    said = failure_of(pool, tmp_path, "    __import__('time').sleep(1000)\n")
     assert said.startswith("reward own: took more than 4 s (REWARDER_TIMEOUT_S: make the reward faster")
     assert ", in own.py" in said
 
