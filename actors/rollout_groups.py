@@ -209,14 +209,11 @@ class Conversations(Completions):
             return None
 
         async with asyncio.TaskGroup() as group:
-            tasks = {
-                index: group.create_task(converse(index))
-                for index, one in enumerate(begun)
-                if one is None
-            }
+            missing = [index for index, one in enumerate(begun) if one is None]
+            tasks = {index: group.create_task(converse(index)) for index in missing}
             self._talks[request_id] = tasks
-        ended = {index: task.result() for index, task in tasks.items() if not task.cancelled()}
-        return tuple(one or ended.get(index) for index, one in enumerate(begun))
+        ended = {index: None if task.cancelled() else task.result() for index, task in tasks.items()}
+        return tuple(one or ended[index] for index, one in enumerate(begun))
 
     async def abort(self, request_id: str) -> None:
         """End a ticket's conversations early: `generate` raises Aborted with those that have ended.

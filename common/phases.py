@@ -12,6 +12,10 @@ WAITING_FOR_GROUPS = "waiting for groups"
 WAITING_FOR_ROOM = "waiting for room on the disk"
 """The learner's phase while a full disk takes none of its writes."""
 
+READING_DATA, CLAIMING, LEAVING = "reading data and model", "claiming the folder", "leaving"
+SETUP_PHASES = frozenset({"", READING_DATA, CLAIMING, LEAVING})
+"""The phases in which the contract on the queue server may still be an earlier learner's."""
+
 
 @dataclass(slots=True)
 class PhaseCost:

@@ -28,6 +28,11 @@ class Report:
     kind: Literal["output", "started", "ended", "run"]
     text: str
 
+    @property
+    def line(self) -> str:
+        """The text as one line that a terminal shows and does not execute; of a bar its last state."""
+        return one_line(self.text.rstrip("\r").rpartition("\r")[2].expandtabs())
+
 
 @dataclass(frozen=True, slots=True)
 class Service:

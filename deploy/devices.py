@@ -75,9 +75,8 @@ class DevicePlan:
         self._by_role = _of_procfile(commands)
         self._by_name = _read(asked, [*commands, *names], [*gpus.names], self._by_role)
         _check_sizes(self._by_name, gpus)
-        self._by_role |= {
-            one: got for one, got in self._by_name.items() if one in commands and one != ACTOR
-        }
+        roles = commands.keys() - {ACTOR}
+        self._by_role |= {one: got for one, got in self._by_name.items() if one in roles}
         if gpus.names and not asked and (gpus.shared or len(gpus.names) == 1):
             self._share_one()
         self._pool = self._deal([name for name in names if self._is_open(name)])

@@ -199,8 +199,7 @@ class Supervisor:
         """Report that `child` ended with `code`; keep the learner's code; set what follows if `wanted`.
 
         0 of the learner ends the run. Unless `goes_on` 0 ends a process for good, the last one the run.
-        A code that no restart helps (65, 73, 74, 78-82, 126, 127) fails the run; without a learner here
-        81 is none of them. Else plan a restart.
+        A code that no restart helps (65, 73, 74, 78-82, 126, 127; 81 beside a learner) fails the run.
         """
         how, learner = describe_end(code), child.service.name == LEARNER
         if learner:

@@ -1,5 +1,6 @@
 """`penstock up`: a whole run on this machine, queue server included, until the run's end."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from pydantic_settings import CliToggleFlag
 from rich.console import Console
 
 from penstock.common.broker.connection import Connection
+from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import (
     Listening,
     hash_password,
@@ -30,7 +32,7 @@ from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import ActorCommand, LearnerCommand, RunCommand
 from penstock.common.config.secret_file import read_secret
 from penstock.common.config.variables import UP_ENV_FILE, read_environment
-from penstock.common.errors import ConfigError
+from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.atomic import make_folder
 from penstock.common.files.lock import hold_lock
 from penstock.common.files.modes import umask
@@ -45,7 +47,7 @@ from penstock.deploy.devices import ACTOR, LEARNER, DevicePlan, find_gpus, threa
 from penstock.deploy.earlier_run import begin_from, find_checkpoint, move_away, read_state
 from penstock.deploy.procfile import read_procfile
 from penstock.deploy.scaling.link import ScaleLink
-from penstock.deploy.showing.ending import LastWords, print_ending
+from penstock.deploy.showing.ending import REPEAT, REPEAT_WITHOUT, LastWords, print_ending
 from penstock.deploy.showing.live import STOPPING, Heartbeat, LiveScreen, Show, is_live
 from penstock.deploy.showing.logs import LogFiles
 from penstock.deploy.supervisor import LEARNER_STAGE, SERVER_STAGE, WORKER_STAGE, Limits, Supervisor
@@ -124,7 +126,7 @@ class Up(Command):
         with umask(settings.run.umask), self._locks(folder, plan):
             listening = self._listening(settings)
             if not settings.redis_url:
-                services = [queue_service(folder, listening), *services]
+                services = [queue_service(folder, listening, Keys(settings.run.name)), *services]
             limits = self._limits(settings, plan, _LINGER_S if listening else 0.0)
             guard_children()  # children end with `up`, even when it is killed with -9
             environment = self._environment(anew, listening)  # with the guard's mark
@@ -143,7 +145,8 @@ class Up(Command):
                 if not settings.redis_url:
                     remove_old_socket(folder)
             if report is None and beside is None:
-                print_ending(folder, reports.describe(logs_folder))
+                repeat = REPEAT_WITHOUT if anew else REPEAT
+                print_ending(folder, reports.describe(logs_folder, repeat), repeat)
             return code
 
     def _plan(self) -> tuple[DevicePlan, int]:
@@ -343,8 +346,13 @@ def role_services(commands: Mapping[str, str], threads: int = 0) -> list[Service
     ]
 
 
-def queue_service(run_folder: RunFolder, listening: Listening | None = None) -> Service:
+def queue_service(
+    run_folder: RunFolder, listening: Listening | None = None, keys: Keys | None = None
+) -> Service:
     """Return the service "queue" of the run's own queue server, which is ready once the server answers.
+
+    Then, the first time, the contract and the state that an earlier start of the run left under `keys`
+    are deleted: the learner writes its own, and nobody is to work by the old ones before.
 
     The server is not started, but its configuration, users and address, with a new password, are written
     to the run's folder. The socket of the last server is deleted, once that has ended, and a folder for
@@ -352,7 +360,19 @@ def queue_service(run_folder: RunFolder, listening: Listening | None = None) -> 
     if no server can start.
     """
     plan = prepare(run_folder, listening)
-    return Service("queue", plan.command, SERVER_STAGE, True, partial(answers, plan.url))
+    old = [keys.contract, keys.state] if keys else []
+
+    def is_ready() -> bool:
+        """Return whether the server answers; then, once, try to delete what is old."""
+        if not answers(plan.url):
+            return False
+        if old:
+            with contextlib.suppress(PenstockError):  # such as a full disk
+                Connection(plan.url, _LOOK_S, _LOOK_S).execute("DEL", *old)
+            old.clear()
+        return True
+
+    return Service("queue", plan.command, SERVER_STAGE, True, is_ready)
 
 
 def child_environment(env_file: Path | None) -> dict[str, str]:
@@ -390,6 +410,6 @@ class Printer:
             if self._file.isatty():
                 prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
             try:
-                print(f"{prefix}{mark}{report.text}", file=self._file, flush=True)
+                print(f"{prefix}{mark}{report.line}", file=self._file, flush=True)
             except OSError:
                 drop_output(self._file)

@@ -25,7 +25,7 @@ from penstock.common.files.disk import Disk
 from penstock.common.files.lock import hold_lock, holder_name, of_this_host
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import Claim, read_chain
-from penstock.common.phases import Phases
+from penstock.common.phases import CLAIMING, LEAVING, READING_DATA, Phases
 from penstock.common.role import connect
 from penstock.common.transfer.object_store import is_store
 from penstock.common.wire.codec import encode
@@ -103,9 +103,9 @@ def _claim_and_train(
         Heartbeat(queue, phases, run.lease_s, command.learner.stall_timeout_s),
         ExitStack() as stack,
     ):
-        with phases.enter("reading data and model"):
+        with phases.enter(READING_DATA):
             plan = make_plan(command.learner)
-            queue.beat(run.lease_s, "claiming the folder")  # refused if another took over meanwhile
+            queue.beat(run.lease_s, CLAIMING)  # refused if another took over meanwhile
             claim = claim_incarnation(folder, newest_position(folder))
             queue.own(name_of(folder), claim.holder)
             checkpoint = newest_checkpoint(folder, claim)
@@ -144,7 +144,7 @@ def _claim(
     try:
         check_not_older(run.folder, view)  # the run may have gone on elsewhere during the wait
     except ConfigError:
-        queue.beat(0.0, "leaving")  # the learner of the other folder can start at once
+        queue.beat(0.0, LEAVING)  # the learner of the other folder can start at once
         raise
     return queue
 

@@ -18,10 +18,10 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.lease_keeper import LeaseKeeper
 from penstock.common.broker.lease_watch import LOOKS_PER_LEASE
 from penstock.common.broker.process_signs import SignWriter
-from penstock.common.broker.run_view import RunView, wait_for_contract
+from penstock.common.broker.run_view import RunView, wait_for_another_contract, wait_for_contract
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import RewarderCommand
-from penstock.common.errors import MalformedMessage, RunNotReady, ServerUnavailable
+from penstock.common.errors import ContractMismatch, MalformedMessage, RunNotReady, ServerUnavailable
 from penstock.common.log import get_logger
 from penstock.common.monitor.learner_watch import LearnerWatch
 from penstock.common.role import connect, consumer_name
@@ -53,14 +53,38 @@ def run(settings: RewarderCommand, stopping: threading.Event) -> None:
     connection = connect(settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
     contract = wait_for_contract(view, settings.run.join_timeout_s, stopping)
-    if contract is not None:
+    while contract is not None:
+        contract = _serve(settings, connection, view, contract, stopping)
+    connection.close()
+
+
+def _serve(
+    settings: RewarderCommand,
+    connection: Connection,
+    view: RunView,
+    contract: bytes,
+    stopping: threading.Event,
+) -> bytes | None:
+    """Serve the contract until the run ends or `stopping` is set, and return None.
+
+    If this process cannot serve it, and a learner publishes another one, return that. Raise as `run`.
+    """
+    try:
         with (
             contextlib.suppress(FetchStopped),
             ScoringPool(settings.rewarder) as pool,
             Rewarder(settings, connection, pool, contract, stopping) as rewarder,
         ):
             rewarder.serve(stopping)
-    connection.close()
+        return None
+    except ContractMismatch as error:
+        log.warning(
+            "This contract cannot be served; an earlier learner may have left it.", cause=str(error)
+        )
+        other = wait_for_another_contract(view, contract, settings.run.join_timeout_s, stopping)
+        if other is None and not stopping.is_set():
+            raise
+        return other
 
 
 class Rewarder:

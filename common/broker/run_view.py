@@ -12,6 +12,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, MalformedMessage, NotPermitted, WrongType
 from penstock.common.log import get_logger, shorten
+from penstock.common.phases import SETUP_PHASES
 from penstock.common.wire.codec import decode
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.ids import TicketId, is_number
@@ -274,5 +275,27 @@ def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event
         if deadline.report_due():
             wait = f"Waiting for the run to be set up for {deadline.waited_s:.0f} s"
             log.warning(shorten(f"{wait}: {sign}. Start `learner`."))
+        stopping.wait(_POLL_S)
+    return None
+
+
+def wait_for_another_contract(
+    view: RunView, contract: bytes, timeout_s: float, stopping: threading.Event
+) -> bytes | None:
+    """Return the contract that replaces `contract`, which this process cannot serve; None if none does.
+
+    An earlier learner may have left `contract`, and the next one reads its data first. So wait, at most
+    `timeout_s`, until a learner gives a sign of life and has published its own: it is past its setup.
+    None too if `stopping` is set. Raise ServerUnavailable or another error of Connection.execute.
+    """
+    first, deadline = view.learner().seen, Deadline(timeout_s)
+    while not (stopping.is_set() or deadline.expired()):
+        sign, found = view.learner(), view.contract()
+        if found not in (None, contract):
+            return found
+        if sign.seen != first and sign.phase not in SETUP_PHASES:
+            return None
+        if deadline.report_due():
+            log.warning(shorten(f"Waiting for another contract: {sign}. Start `learner`."))
         stopping.wait(_POLL_S)
     return None

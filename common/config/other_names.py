@@ -66,7 +66,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         "vllm_structured_outputs_regex": "LEARNER_GENERATION_KWARGS",
         "vllm_guided_decoding_regex": "LEARNER_GENERATION_KWARGS",
         "repetition_penalty": "LEARNER_GENERATION_KWARGS",
-        "num_completions_to_print": "no setting: `penstock samples RUN --best -n 5`",
+        "num_completions_to_print": "no setting: `penstock samples RUN --best --count 5`",
         "wandb_log_unique_prompts": "no setting: LEARNER_LOG_COMPLETIONS writes all",
         "ds3_gather_for_generation": "no setting: weights are gathered for each version",
     },

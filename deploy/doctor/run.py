@@ -85,14 +85,19 @@ class Doctor(Check):
         yield from check_packages(remote=bool(environment.get("REDIS_URL")))
         yield from check_gpu(machine, environment)
         if settings is None:
+            shown.append(
+                "Left out until the values are right: server, folder, memory, data and rewards."
+            )
             return
         gpu = bool(machine.gpus) and has_gpu()
         yield from check_cores(machine, environment, settings.rewarder)
         yield from check_roles(settings, machine, gpu)
         yield from check_server(settings, removal("REDIS_URL", self.env_file))
         yield from check_folder(settings.run.folder)
-        refused = self.quick or any(one.severity == "error" for one in names)
-        found = None if refused else self._rehearse()
+        refused = any(one.severity == "error" for one in names)
+        if refused and not self.quick:
+            shown.append("Left out until the names are right: data and rewards.")
+        found = None if refused or self.quick else self._rehearse()
         if isinstance(found, Finding):
             yield found
         if isinstance(found, Result):

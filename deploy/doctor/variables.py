@@ -129,7 +129,7 @@ def _check_file(path: Path) -> Iterator[Finding]:
     Raise ConfigError if the file cannot be read.
     """
     text = read_text(path, f"--env-file {path}")
-    seen: dict[str, str | None] = {}
+    seen: dict[str, tuple[str | None, int]] = {}
     for binding in parse_stream(StringIO(text)):
         yield from _check_line(binding, seen, path)
     values = dotenv_values(stream=StringIO(text))
@@ -144,21 +144,25 @@ def _check_file(path: Path) -> Iterator[Finding]:
         yield from _check_mode(path, f"{path} holds a password or a key")
 
 
-def _check_line(binding: Binding, seen: dict[str, str | None], path: Path) -> Iterator[Finding]:
+def _check_line(
+    binding: Binding, seen: dict[str, tuple[str | None, int]], path: Path
+) -> Iterator[Finding]:
     """Yield a finding if a line of the file `path` sets no variable, or one that an earlier line sets.
 
-    `seen` has the values of the earlier lines by name; the line's is added.
+    `seen` has by name the value and the number of the earlier line that counts so far; this one is
+    added. The remedies make comments of lines, so that the other lines keep their numbers.
     """
     name, line = binding.key, binding.original.line
     line += len(binding.original.string) - len(binding.original.string.lstrip("\n"))
     if binding.error or (name is not None and binding.value is None):
         found = f"line {line} of {path} sets no variable: expected NAME=VALUE"
-        yield Finding("lines", "warning", found, "the line is ignored", _edit(f"{line}d", path))
+        yield Finding("lines", "warning", found, "the line is ignored", _edit(f"{line}s/^/# /", path))
     elif name is not None:
-        if name in seen and seen[name] != binding.value:
+        if name in seen and seen[name][0] != binding.value:
             found = f"line {line} of {path} sets {name} again, to another value"
-            yield Finding("lines", "warning", found, "the last line counts", _edit(f"{line}d", path))
-        seen[name] = binding.value
+            remedy = _edit(f"{seen[name][1]}s/^/# /", path)
+            yield Finding("lines", "warning", found, "the last line counts", remedy)
+        seen[name] = binding.value, line
 
 
 def _check_mode(path: Path, found: str) -> Iterator[Finding]:

@@ -20,6 +20,9 @@ Row = dict[str, Any]
 
 _MOST_LINES, _LARGEST_JOURNAL = 50, 256 << 20
 _ERROR = re.compile(r"[\w-]+: [A-Z]\w*: ")
+REPEAT = "repeat the command"
+REPEAT_WITHOUT = f"{REPEAT} without LEARNER_RESUME, which would begin anew"
+"""Where LEARNER_RESUME is new, or the path of a checkpoint."""
 
 
 class LastWords:
@@ -29,54 +32,68 @@ class LastWords:
         self._receivers = receivers
         self._errors: dict[str, list[str]] = {}
         self._open: set[str] = set()  # processes whose last line was one of their error
-        self._failed = ""
+        self._last: dict[str, str] = {}  # line of each process
+        self._failed = self._how = ""
 
     def __call__(self, report: Report) -> None:
         """Pass a report on, and remember an error's lines, or which process failed the run."""
         for receive in self._receivers:
             receive(report)
         if report.kind == "ended" and report.text.endswith("The run stops."):
-            self._failed = report.child
-        elif report.kind == "output" and _ERROR.match(report.text):
-            self._errors[report.child] = [report.text]
-            self._open.add(report.child)
-        elif report.kind == "output" and report.child in self._open:
-            lines = self._errors[report.child]
-            if report.text.startswith("  ") and len(lines) < _MOST_LINES:
-                lines.append(report.text)
-            else:
-                self._open.discard(report.child)
+            self._failed, self._how = report.child, report.text
+        elif report.kind == "output":
+            self._take_line(report.child, report.text)
         elif report.kind == "started":
             self._errors.pop(report.child, None)
+            self._last.pop(report.child, None)
             self._open.discard(report.child)
 
-    def describe(self, log_of: Path) -> str:
-        """Return what failed the run: the process, its error and its log in `log_of`.
+    def _take_line(self, child: str, text: str) -> None:
+        """Remember a line of a process's output, as the last one, and if it is one of an error."""
+        self._last[child] = text
+        if _ERROR.match(text):
+            self._errors[child] = [text]
+            self._open.add(child)
+        elif child in self._open:
+            if text.startswith("  ") and len(self._errors[child]) < _MOST_LINES:
+                self._errors[child].append(text)
+            else:
+                self._open.discard(child)
 
-        Return "" if no process failed the run.
+    def describe(self, log_of: Path, repeat: str = REPEAT) -> str:
+        """Return what failed the run: the process, its error and its log in `log_of`, and to `repeat`.
+
+        Without an error of Penstock's form it is how the process ended, and its last line. Return "" if
+        no process failed the run.
         """
         if not self._failed:
             return ""
-        error = "\n".join(self._errors.get(self._failed, ["its output names no error"]))
+        last = self._last.get(self._failed, "")
+        how = self._how.removesuffix(" The run stops.") + (f" Its last line: {last}" if last else "")
+        error = "\n".join(self._errors.get(self._failed, [how]))
         return (
             f"{self._failed} failed the run: {error}\nIts log: {log_of / f'{self._failed}.log'}\n"
-            "To go on, from the newest checkpoint if there is one, correct this and repeat the command."
+            f"To go on, from the newest checkpoint if there is one, correct this and {repeat}."
         )
 
 
-def print_ending(folder: RunFolder, failure: str) -> None:
-    """Print the summary of the run in `folder`, or the text `failure` if a process failed the run."""
-    text = failure or format_ending(folder)
+def print_ending(folder: RunFolder, failure: str, repeat: str = REPEAT) -> None:
+    """Print the summary of the run in `folder`, or the text `failure` if a process failed the run.
+
+    To `repeat` makes the run go on.
+    """
+    text = failure or format_ending(folder, repeat)
     if text:
         width = shutil.get_terminal_size().columns
         lines = (textwrap.fill(line, width, subsequent_indent="  ") for line in text.splitlines())
         print("\n" + "\n".join(map(printable, lines)), flush=True)
 
 
-def format_ending(folder: RunFolder) -> str:
+def format_ending(folder: RunFolder, repeat: str = REPEAT) -> str:
     """Return the summary of the run in `folder`: a table, totals, audit, the model, what to type next.
 
-    "" for a run without a step. Damaged lines of its files are left out.
+    To `repeat` makes the run go on. "" for a run without a step. Damaged lines of its files are left
+    out.
     """
     rows = read_json_lines(folder.metrics)
     if not rows:
@@ -87,7 +104,7 @@ def format_ending(folder: RunFolder) -> str:
     lines = [f"{'':<10}{'before':>10}{'after':>10}{'gain':>10}"]
     lines += [f"{name:<10}{old:>10.3f}{new:>10.3f}{new - old:>+10.3f}" for name, old, new in table]
     lines.append(f"(reward: means of the first and last {counted(tenth, 'step')})")
-    return "\n".join(map(one_line, [*lines, _totals(rows), *_audit(folder), *_next(folder)]))
+    return "\n".join(map(one_line, [*lines, _totals(rows), *_audit(folder), *_next(folder, repeat)]))
 
 
 def _heldout(folder: RunFolder) -> list[tuple[str, float, float]]:
@@ -134,8 +151,8 @@ def _audit(folder: RunFolder) -> list[str]:
     return [f"Audit: {counts}; {'; '.join(found.faults()) or 'none lost, none trained twice'}."]
 
 
-def _next(folder: RunFolder) -> list[str]:
-    """Return the lines on where the model is, and the commands that follow."""
+def _next(folder: RunFolder, repeat: str) -> list[str]:
+    """Return the lines on where the model is, and the commands that follow; to `repeat` goes on."""
     model = next((path for path in (folder.final, folder.latest) if path.exists()), None)
     where = [f"The model: {model}"] if model else []
     if folder.best_link.exists():
@@ -146,8 +163,7 @@ def _next(folder: RunFolder) -> list[str]:
     return [
         *stopped,
         *where,
-        f"Next: penstock samples {folder.path}, penstock report {folder.path}, or {more} repeat the "
-        "command.",
+        f"Next: penstock samples {folder.path}, penstock report {folder.path}, or {more} {repeat}.",
     ]
 
 

@@ -17,6 +17,7 @@ from penstock.common.monitor.limit import Cause, Fault
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.screen import duration, render
 from penstock.common.monitor.watch import Looks, RunWatch, heartbeat_line
+from penstock.common.text import printable
 from penstock.deploy.child import Report
 
 _REFRESH_S, _HEARTBEAT_S, _JOIN_S = 2.0, 30.0, 5.0
@@ -137,7 +138,7 @@ class LiveScreen(Show):
                     size, encoding = self._console.size, self._console.encoding
                     screen = render(now, sentence, list(self._lines), *size, encoding)
                 except Exception as error:  # of what other clients wrote; the run goes on
-                    screen = Text(f"{sentence}\nThe screen cannot be drawn: {error!r}")
+                    screen = Text(printable(f"{sentence}\nThe screen cannot be drawn: {error!r}"))
                 live.update(screen, refresh=True)
 
 

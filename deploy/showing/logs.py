@@ -51,7 +51,7 @@ class LogFiles:
                     file.doRollover()
             except OSError:
                 pass  # the new lines follow the old ones then
-            line = logging.makeLogRecord({"msg": f"{mark}{report.text}"})
+            line = logging.makeLogRecord({"msg": f"{mark}{report.line}"})
             file.handle(line)
 
     def close(self) -> None:

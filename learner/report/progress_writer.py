@@ -39,6 +39,7 @@ class ProgressWriter:
         self._rewards: deque[float] = deque(maxlen=_SHOWN_STEPS)
         self._evaluations: dict[int, float] = {}
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=_MEAN_STEPS)
+        self._waits: deque[float] = deque(maxlen=_MEAN_STEPS)  # of the steps that `_step_s` counts
         self._trained, self._logged, self._cleaned_ms = 0, False, 0
         self._made_at: deque[float] = deque(maxlen=_MEAN_STEPS + 1)
         before = self._read()
@@ -53,6 +54,8 @@ class ProgressWriter:
         Raise ServerUnavailable, or another error of Connection.execute.
         """
         self._step, self._trained = step, trained
+        if self._made_at:
+            self._waits.append(metrics.get("perf/rollout_wait_s") or 0.0)
         self._made_at.append(time.monotonic())
         self._rewards.append(metrics.get("reward", math.nan))
         self._rows.append(metrics)
@@ -74,7 +77,7 @@ class ProgressWriter:
             sign = LearnerProgress(
                 now_ms, self._step, self._steps, tuple(self._rewards), tuple(self._evaluations),
                 tuple(self._evaluations.values()), self._mean("sample/staleness_mean"),
-                self._step_s(), self._mean("perf/rollout_wait_s"),
+                self._step_s(), sum(self._waits) / max(1, len(self._waits)),
                 self._mean("perf/tokens_per_s"), self._trained, self._asked,
             )  # fmt: skip
             write_sign(self._connection, self._key, LEARNER, sign)

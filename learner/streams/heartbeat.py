@@ -20,7 +20,7 @@ from penstock.common.errors import (
     ServerUnavailable,
 )
 from penstock.common.log import get_logger
-from penstock.common.phases import Phases
+from penstock.common.phases import LEAVING, Phases
 from penstock.learner.streams.learner_queue import LearnerQueue
 
 log = get_logger(__name__)
@@ -78,7 +78,7 @@ class Heartbeat:
         if kind is not None and issubclass(kind, ServerUnavailable):
             return  # the main loop has waited for the server already, or was refused
         with contextlib.suppress(PenstockError):  # superseded, or no server: the lease expires by itself
-            self._queue.beat(0.0, "leaving")
+            self._queue.beat(0.0, LEAVING)
 
     def _guard(self) -> None:
         """Restore what another client changed on the server, and check that the server evicts no keys.

@@ -145,6 +145,19 @@ def test_the_sentence_names_the_cause(name: str) -> None:
     assert getattr(sentence, "missing", "") == missing.get(name, "")
 
 
+def test_groups_that_die_late_are_told_and_those_that_died_early_are_not() -> None:
+    watch = LimitWatch()
+
+    def said(trained: int, dead: int) -> str:
+        return watch.describe(replace(RUNNING, totals={"trained": trained, "dead": dead}))
+
+    assert "died" not in said(10_000, 0)
+    assert "10 of 12 groups died" in said(10_002, 10)
+    assert "died" not in said(10_030, 10)
+    assert "died" not in said(3, 0), "the server was emptied"
+    assert "5 of 8 groups died" in said(3, 5)
+
+
 def test_without_new_steps_the_share_is_that_of_the_last_looks() -> None:
     """A step that takes long has no figures yet: what the learner does at each look counts."""
     old = replace(RUNNING, progress=replace(PROGRESS, at_ms=NOW - 60_000))

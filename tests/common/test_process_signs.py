@@ -77,6 +77,15 @@ def test_the_progress_has_the_newest_steps_and_goes_on_after_a_resume(run: Run) 
     assert (progress.step, progress.steps, progress.asked) == (70, 100, 4)
 
 
+def test_the_first_steps_wait_for_the_engine_does_not_count(run: Run) -> None:
+    writer = ProgressWriter(run.learner, 0, 100, 4)
+    for step, wait_s in ((1, 75.0), (2, 0.2), (3, 0.4)):
+        writer.made_step(step, 3, {"reward": 0.5, "perf/rollout_wait_s": wait_s})
+    progress = read_progress(run.connection, run.keys.processes)
+    assert progress is not None
+    assert progress.wait_s == pytest.approx(0.3)
+
+
 def test_a_resume_at_an_earlier_step_forgets_later_rewards(run: Run) -> None:
     ProgressWriter(run.learner, 5, 100, 4).made_step(6, 4, {"reward": 1.0})
     ProgressWriter(run.learner, 5, 100, 4)

@@ -13,7 +13,7 @@ from penstock.common import deadline
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.broker.run_view import wait_for_contract
+from penstock.common.broker.run_view import RunView, wait_for_another_contract, wait_for_contract
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, RunTaken
@@ -280,3 +280,27 @@ def test_a_learner_that_left_lets_the_next_one_in_at_once(run: Run) -> None:
 def test_the_successor_of_a_learner_that_is_gone_for_certain_need_not_wait(run: Run) -> None:
     run.learner.claim("nonce", "first", lease_s=3600.0)
     LearnerQueue(run.connection, run.keys, 2).claim("nonce", "third", 30.0, ["second", "first"])
+
+
+@pytest.mark.parametrize(
+    ("phase", "contract", "found"),
+    [("reading data and model", b"new", b"new"), ("working", b"old", None)],
+)
+def test_a_contract_is_an_earlier_learners_until_one_is_past_its_setup(
+    run: Run, phase: str, contract: bytes, found: bytes | None
+) -> None:
+    """What a learner left does not change that it left, nor does a new one that still reads its data."""
+    run.learner.publish_contract(b"old")
+    run.learner.beat(0.0, "leaving")
+    view, answers = RunView(run.connection, run.keys), []
+    waiting = threading.Thread(
+        target=lambda: answers.append(wait_for_another_contract(view, b"old", 600.0, threading.Event()))
+    )
+    waiting.start()
+    for told in ("reading data and model", phase):
+        waiting.join(0.5)
+        assert not answers
+        run.learner.beat(30.0, told)
+    run.learner.publish_contract(contract)
+    waiting.join(60)
+    assert answers == [found]

@@ -250,6 +250,35 @@ def test_a_planted_fault_is_found_and_its_remedy_ends_it(place, fault):
     check_remedy(place, fault.check, fault.words)
 
 
+def test_remedies_of_several_lines_can_be_typed_one_after_the_other(place):
+    before = place.env.read_text()
+    first = before.count("\n") + 1
+    place.write(
+        "LEARNER_BETA 0.1\nLEARNER_SEED=1\nLEARNER_BETA 0.2\nLEARNER_SEED=2\nLEARNER_EPSILON=0.3\n"
+    )
+    found = [one for one in place.find() if one.check == "lines"]
+    assert len(found) == 3
+    for one in found:
+        place.apply(one.remedy)
+    assert [one for one in place.find() if one.check == "lines"] == []
+    assert place.env.read_text().splitlines()[first - 1 :] == [
+        "# LEARNER_BETA 0.1", "# LEARNER_SEED=1", "# LEARNER_BETA 0.2", "LEARNER_SEED=2",
+        "LEARNER_EPSILON=0.3",
+    ]  # fmt: skip
+
+
+def test_what_the_run_has_written_is_room_for_it(place):
+    run = place.folder / "runs" / "demo"
+    run.mkdir(parents=True)
+    place.replace(LEARNER_MAX_STEPS=10**6)
+    model_of(place, free_disk(place) / 150)
+    place.set(LEARNER_SAVE_TOTAL_LIMIT=8)
+    assert any(one.check == "room" for one in place.find())
+    with (run / "big").open("wb") as file:
+        file.truncate(free_disk(place) * 100)  # takes no room: has a hole
+    assert not any(one.check == "room" for one in place.find())
+
+
 @pytest.mark.parametrize(("command", "words"), SERVER_FAULTS, ids="-".join)
 def test_a_fault_of_a_real_queue_server_is_found_and_its_remedy_ends_it(place, server, command, words):
     use(place, server, *command)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.common.broker.local_server import LocalServer
 from penstock.common.errors import ConfigError
 from penstock.common.files.run_folder import RunFolder
 from penstock.deploy.earlier_run import begin_from, find_checkpoint
@@ -82,3 +83,26 @@ def test_a_damaged_checkpoint_is_refused_before_the_run_is_moved(
         Up().run()
     assert kept.is_dir()
     assert not (tmp_path / "x.1").exists()
+
+
+@pytest.mark.parametrize("own_server", [True, False])
+def test_a_run_goes_on_with_a_reward_that_was_edited(
+    tmp_path: Path, private_server: LocalServer, own_server: bool
+) -> None:
+    """The contract that the last start left names the old code, and that the run has ended."""
+    reward = tmp_path / "own.py"
+    reward.write_text(
+        "def own(completions, **_): return [float(n % 2) for n, _ in enumerate(completions)]"
+    )
+    site = ForkedSite(
+        tmp_path, FAKE_PROCFILE, LEARNER_MAX_STEPS="3", LEARNER_EVAL_DATASET="",
+        LEARNER_REWARDS=f"{reward}:own", **({} if own_server else {"REDIS_URL": private_server.url}),
+    )  # fmt: skip
+    for steps in (3, 6):
+        site.variables["LEARNER_MAX_STEPS"] = str(steps)
+        site.start()
+        assert site.wait(600) == 0, "\n".join(site.lines[-40:])
+        site.stop()
+        reward.write_text(f"# edited\n{reward.read_text()}")
+    assert steps_of(site.run_folder) == [1, 2, 3, 4, 5, 6]
+    assert judge(site.run_folder)["faults"] == []
