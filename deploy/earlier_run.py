@@ -46,7 +46,8 @@ def find_checkpoint(path: Path) -> Path:
     """
     found = path.resolve()
     found = found.parent if found.name == "model" else found
-    if found.parent.name == "checkpoints" and (found / "state.json").is_file():
+    is_whole = found.name[:1].isdigit() and (found / "state.json").is_file()  # not one that is put aside
+    if found.parent.name == "checkpoints" and is_whole:
         return found
     near = sorted(str(one) for one in found.parent.glob("[0-9]*-[0-9]*"))[-5:]
     there = f"there are {', '.join(near)}" if near else "a run keeps them in its folder checkpoints/"
@@ -54,6 +55,14 @@ def find_checkpoint(path: Path) -> Path:
         f"LEARNER_RESUME={path}: expected auto, must, new, or the folder of a checkpoint such as "
         f"runs/first/checkpoints/000001-00000050, found none there; {there}"
     )
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Raise ConfigError if a file of the checkpoint has not its hash: the run would begin at step 0."""
+    from penstock.learner.state.checkpoint import find_damage  # imports torch
+
+    if damage := find_damage(checkpoint):
+        raise ConfigError(f"LEARNER_RESUME={checkpoint}: damaged: {damage}. Name another checkpoint")
 
 
 def begin_from(checkpoint: Path, folder: RunFolder) -> None:

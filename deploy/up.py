@@ -44,7 +44,7 @@ from penstock.common.monitor.watch import RunWatch
 from penstock.common.role import ending_signals
 from penstock.deploy.child import Report, Service
 from penstock.deploy.devices import ACTOR, LEARNER, DevicePlan, find_gpus, threads_of_each
-from penstock.deploy.earlier_run import begin_from, find_checkpoint, move_away, read_state
+from penstock.deploy.earlier_run import begin_from, check_whole, find_checkpoint, move_away
 from penstock.deploy.procfile import read_procfile
 from penstock.deploy.scaling.link import ScaleLink
 from penstock.deploy.showing.ending import REPEAT, REPEAT_WITHOUT, LastWords, print_ending
@@ -252,7 +252,7 @@ class Up(Command):
         build(LearnerCommand, {"env_file": self.env_file})
         checkpoint = None if asked == "new" else find_checkpoint(Path(asked))
         if checkpoint:
-            read_state(checkpoint)  # damage is found before anything is moved
+            check_whole(checkpoint)  # before anything is moved
         old, folder = settings.run.folder.path.resolve(), settings.run.folder
         moved = move_away(folder)
         if checkpoint:

@@ -41,6 +41,7 @@ class Show:
         self.notice = ""
         self._looks = Looks(watch)
         self._started: dict[str, tuple[str, float]] = {}  # by role: pid and time of the newest start
+        self._failures: dict[str, list[str]] = {}  # by process: how it ended, since its role was there
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, name="show", daemon=True)
 
@@ -69,17 +70,29 @@ class Show:
             self._started[role] = (found[0], time.monotonic())
         elif report.kind == "ended":
             self._started.pop(role, None)
+            how, again, _ = report.text.partition(" It starts again")
+            if again and how.startswith(("Ended", "Killed")):
+                self._failures.setdefault(report.child, []).append(how)
             if report.text.endswith("The run stops."):
                 self.notice = f"The run stops, because {report.child} failed."
 
     def look(self) -> tuple[Overview | None, str]:
         """Return the overview and the sentence of the watch, or one on the stop or a start that goes on.
 
-        A process that was started and has not joined yet is no missing one.
+        A process that was started and has not joined yet is no missing one, unless it failed twice.
         """
         now, sentence = self._looks.latest()
         if self.notice:
             return now, self.notice
+        absent = sentence.missing if isinstance(sentence, Cause) else ""
+        for child, ends in list(self._failures.items()):
+            role = child.partition(".")[0]
+            if now and now.running(role):
+                del self._failures[child]
+            elif role == absent and len(ends) > 1:
+                return now, Fault(
+                    f"{child} failed {len(ends)} times. {ends[-1]} Its log says why.", role
+                )
         for role, (pid, since) in list(self._started.items()):
             names = [now.learner.holder, *now.workers] if now else []
             joined = any(re.search(rf"\b{pid}\b", name) for name in names)

@@ -233,6 +233,24 @@ def test_a_process_that_was_started_is_not_called_missing() -> None:
     assert show.look()[1].startswith("Stopping: the learner writes a checkpoint")
 
 
+def test_a_process_that_fails_again_and_again_is_named() -> None:
+    waits = Cause("The first actor has not joined yet.", "actor")
+    show = Heartbeat(Fixed(replace(RUNNING, workers={}), waits), lambda _: None)
+    show._looks._seen = show._looks._watch.look()
+    for _ in range(2):
+        show(Report("actor.1", "started", "Started as process 78."))
+        assert show.look()[1].startswith("The actor starts, since 0 s")
+        end = "Ended with exit code 70 after 3.1 s."
+        show(Report("actor.1", "ended", f"{end} It starts again in 2 s."))
+    sentence = show.look()[1]
+    assert sentence == f"actor.1 failed 2 times. {end} Its log says why."
+    assert isinstance(sentence, Fault)
+    show._looks._seen = (RUNNING, waits)  # an actor has joined
+    assert show.look()[1] == waits
+    show._looks._seen = (replace(RUNNING, workers={}), waits)
+    assert show.look()[1] == waits
+
+
 def test_a_server_that_hangs_stops_nobody(monkeypatch) -> None:
     monkeypatch.setattr(watch_module, "_SILENT_S", 0.05)
     hangs = threading.Event()

@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_is_refused_before_the_run_is_moved(
         ("LEARNER_MODEL", "m"), ("LEARNER_DATASET", "d"),
     ):  # fmt: skip
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"state\.json.*Name another checkpoint"):
+    with pytest.raises(ConfigError, match=r"damaged: .*manifest\.json.*Name another checkpoint"):
         Up().run()
     assert kept.is_dir()
     assert not (tmp_path / "x.1").exists()
