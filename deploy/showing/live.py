@@ -85,22 +85,28 @@ class Show:
         if self.notice:
             return now, self.notice
         absent = sentence.missing if isinstance(sentence, Cause) else ""
+        if failure := self._failure(now, absent):
+            return now, failure
+        for role, (pid, since) in list(self._started.items()):
+            names = [now.learner.holder, *now.workers] if now else []
+            joined = any(re.search(rf"\b{pid}\b", name) for name in names)
+            if role == absent and not joined and time.monotonic() - since < _JOINING_S:
+                why = "vLLM takes a minute to start" if role == "actor" else "it imports its libraries"
+                return now, f"The {role} starts, since {duration(time.monotonic() - since)}: {why}."
+        return now, sentence
+
+    def _failure(self, now: Overview | None, absent: str) -> Fault | None:
+        """Return a sentence on a process of the role `absent` that failed twice, None without one.
+
+        Failures of a role that has a process by now are forgotten.
+        """
         for child, ends in list(self._failures.items()):
             role = child.partition(".")[0]
             if now and now.running(role):
                 del self._failures[child]
             elif role == absent and len(ends) > 1:
-                return now, Fault(
-                    f"{child} failed {len(ends)} times. {ends[-1]} Its log says why.", role
-                )
-        for role, (pid, since) in list(self._started.items()):
-            names = [now.learner.holder, *now.workers] if now else []
-            joined = any(re.search(rf"\b{pid}\b", name) for name in names)
-            missing = isinstance(sentence, Cause) and sentence.missing == role and not joined
-            if missing and time.monotonic() - since < _JOINING_S:
-                why = "vLLM takes a minute to start" if role == "actor" else "it imports its libraries"
-                return now, f"The {role} starts, since {duration(time.monotonic() - since)}: {why}."
-        return now, sentence
+                return Fault(f"{child} failed {len(ends)} times. {ends[-1]} Its log says why.", role)
+        return None
 
 
 class Heartbeat(Show):
