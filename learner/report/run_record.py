@@ -31,7 +31,8 @@ from penstock.learner.state.fingerprint import this_machine
 log = get_logger(__name__)
 
 REFUSED = {
-    "model": "the run goes on from the weights of its own checkpoint, not from those of this model",
+    "model": "the run goes on from the weights of its own checkpoint, not from those of this model; only "
+    "a reference (LEARNER_BETA) and the base of LoRA's adapters are this one",
     "tokenizer": "token ids that the model has learned would mean something else",
     "dataset": "the run goes on at its place in the questions, which would be other ones",
 }
