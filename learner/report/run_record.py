@@ -31,8 +31,8 @@ from penstock.learner.state.fingerprint import this_machine
 log = get_logger(__name__)
 
 REFUSED = {
-    "model": "the run goes on from the weights of its own checkpoint, not from those of this model; only "
-    "a reference (LEARNER_BETA) and the base of LoRA's adapters are this one",
+    "model": "the run goes on from the weights of its own checkpoint, not from those of this model, of "
+    "which only a reference (LEARNER_BETA) and the base of LoRA's adapters would be",
     "tokenizer": "token ids that the model has learned would mean something else",
     "dataset": "the run goes on at its place in the questions, which would be other ones",
 }
