@@ -9,11 +9,13 @@ from typing import Any
 
 from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import read_json_lines, whole_folder
+from penstock.common.files.hashing import has_hash
 from penstock.common.files.lock import hold_lock
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.journal.claims import Position, read_claims
 from penstock.common.journal.segments import list_segments
+from penstock.common.text import short
 from penstock.common.wire.codec import fields_as
 
 
@@ -59,10 +61,14 @@ def find_checkpoint(path: Path) -> Path:
 
 def check_whole(checkpoint: Path) -> None:
     """Raise ConfigError if a file of the checkpoint has not its hash: the run would begin at step 0."""
-    from penstock.learner.state.checkpoint import find_damage  # imports torch
-
-    if damage := find_damage(checkpoint):
-        raise ConfigError(f"LEARNER_RESUME={checkpoint}: damaged: {damage}. Name another checkpoint")
+    path, remedy = checkpoint / "manifest.json", "Name another checkpoint"
+    try:
+        with reading(path, remedy):
+            for name, expected in parse_json(path.read_bytes()).items():
+                if not has_hash(checkpoint / name, expected):
+                    raise ValueError(f"{short(name)} differs from its hash there")
+    except OSError as error:
+        raise ConfigError(f"LEARNER_RESUME={checkpoint}: cannot be read: {error}. {remedy}") from error
 
 
 def begin_from(checkpoint: Path, folder: RunFolder) -> None:

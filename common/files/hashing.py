@@ -15,7 +15,8 @@ def new_digest() -> blake3:
 
 def hash_file(path: Path) -> str:
     """Return the hash of a file's content in hexadecimal. Raise OSError if it cannot be read."""
-    digest, room = new_digest(), max(1, min(_CHUNK, path.stat().st_size))
+    room = max(1, min(_CHUNK, path.stat().st_size))
+    digest = new_digest() if room == _CHUNK else blake3()  # which starts no threads
     buffer = memoryview(bytearray(room))  # each thread that hashes keeps as much memory afterwards
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):

@@ -162,7 +162,7 @@ def _trim_journal(run_folder: RunFolder, kept: list[Path], oldest: Position) -> 
     error and delete nothing; the newest, just written, is not checked.
     """
     doomed = segments_before(run_folder, oldest.incarnation, oldest.offset)
-    damaged = [folder for folder in kept[1:] if find_damage(folder)] if doomed else []
+    damaged = [folder for folder in kept[1:] if _find_damage(folder)] if doomed else []
     if damaged:
         log.error("The journal is not trimmed: a checkpoint is damaged.", folder=str(damaged[0]))
         return
@@ -184,7 +184,7 @@ def newest_checkpoint(folder: LearnerFolder, claim: Claim) -> Checkpoint | None:
     """
     ends = lengths_on_chain(folder, claim)
     for path in _newest_first(folder):
-        problem = find_damage(path)
+        problem = _find_damage(path)
         if not problem:
             checkpoint = _read(path)
             place, end = checkpoint.position.offset, ends.get(checkpoint.position.incarnation, -1)
@@ -236,7 +236,7 @@ def _newest_first(run_folder: RunFolder) -> list[Path]:
     return sorted(run_folder.checkpoints.glob("[0-9]*-[0-9]*"), reverse=True)
 
 
-def find_damage(folder: Path) -> str:
+def _find_damage(folder: Path) -> str:
     """Return what is wrong with the files of the checkpoint in `folder`, "" if all have their hashes.
 
     Checked are the files that manifest.json names. A file that cannot be read is damage: no error is

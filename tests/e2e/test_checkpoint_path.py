@@ -79,8 +79,11 @@ def test_a_damaged_checkpoint_is_refused_before_the_run_is_moved(
         ("LEARNER_MODEL", "m"), ("LEARNER_DATASET", "d"),
     ):  # fmt: skip
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"damaged: .*manifest\.json.*Name another checkpoint"):
-        Up().run()
+    for manifest, words in ((None, "cannot be read"), ('{"state.json": "0"}', "differs from its hash")):
+        if manifest:
+            (kept / "manifest.json").write_text(manifest)
+        with pytest.raises(ConfigError, match=rf"{words}.*Name another checkpoint"):
+            Up().run()
     assert kept.is_dir()
     assert not (tmp_path / "x.1").exists()
 

@@ -174,7 +174,7 @@ def test_a_run_without_optimizer_state_in_its_checkpoints_goes_on(run):
     run.check()
 
 
-@pytest.mark.parametrize(("module", "moment"), [(loop, "retrain_tail"), (checkpoint, "find_damage")])
+@pytest.mark.parametrize(("module", "moment"), [(loop, "retrain_tail"), (checkpoint, "_find_damage")])
 def test_a_learner_superseded_while_it_starts_changes_nothing_of_its_successors(
     run, monkeypatch, module, moment
 ):
