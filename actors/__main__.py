@@ -14,7 +14,7 @@ class Actor(ActorCommand):
     def work(self) -> int:
         """Turn the run's tickets into groups with vLLM until the run ends or a signal comes; return 0.
 
-        The first SIGINT or SIGTERM ends the work in order, a second one at once. A guard process is
+        The first SIGINT or SIGTERM ends the work in order, Ctrl-C after it at once. A guard process is
         started, which kills this process's children when this process has ended. Raise ConfigError,
         EngineFailed, DeadlineExceeded, RunNotReady, MalformedMessage or ServerUnavailable, as
         actors.loop.run does.

@@ -115,6 +115,8 @@ class Conversation:
         self._own_prompt = np.zeros(0, dtype="<i4")
         self._tools: Sequence[Any] = ()
         self._turns = self._calls = self._failures = 0
+        self.is_sampled = False
+        """Whether all of it is sampled, and only its end is left, such as the environment's reward."""
 
     async def run(self, pool: EpisodePool, sample: Sample, in_thread: InThread) -> Rollout:
         """Hold the conversation in a new episode of `pool`, and return it as a rollout.
@@ -135,6 +137,7 @@ class Conversation:
                 name = f"{self._index}.{self._turns}"
                 sampled = await sample(name, self._ids_so_far(), self._sampling(), self._tokens.since)
                 finish = await self._take(sampled, episode, in_thread)
+            self.is_sampled = True
             return self._rollout(finish, reward=await in_thread(episode.reward))
         except EpisodeFailed as error:
             log.warning(f"Rollout {self._index} of {self._ticket.id} broke.", reason=str(error))

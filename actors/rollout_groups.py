@@ -155,7 +155,8 @@ class Conversations(Completions):
         self._threads = ThreadPoolExecutor(places + _SPARE_THREADS, "episode")
         self._rollouts = 0  # of the running groups
         self._requests: dict[str, dict[str, int]] = {}  # of the engine, by running group: name, index
-        self._talks: dict[str, dict[int, asyncio.Task[Rollout | None]]] = {}  # by running group, index
+        self._tasks: dict[str, dict[int, asyncio.Task[Rollout | None]]] = {}  # by running group, index
+        self._talks: dict[tuple[str, int], Conversation] = {}  # by running group and index
         self._aborted: set[str] = set()
         self._sampled: dict[str, Counter[int]] = {}  # tokens, by running group and index
         self._silent_at = -1  # tokens that the engine had sampled when a request began that was given up
@@ -182,7 +183,7 @@ class Conversations(Completions):
         finally:
             self._rollouts -= size
             del self._requests[request_id], self._sampled[request_id]
-            self._talks.pop(request_id, None)
+            self._tasks.pop(request_id, None)
             self._aborted.discard(request_id)
         if any(one is None for one in found):
             lost = sum(sampled[index] for index, one in enumerate(found) if one is None)
@@ -211,7 +212,7 @@ class Conversations(Completions):
         async with asyncio.TaskGroup() as group:
             missing = [index for index, one in enumerate(begun) if one is None]
             tasks = {index: group.create_task(converse(index)) for index in missing}
-            self._talks[request_id] = tasks
+            self._tasks[request_id] = tasks
         ended = {index: None if task.cancelled() else task.result() for index, task in tasks.items()}
         return tuple(one or ended[index] for index, one in enumerate(begun))
 
@@ -219,14 +220,16 @@ class Conversations(Completions):
         """End a ticket's conversations early: `generate` raises Aborted with those that have ended.
 
         The engine's requests are aborted. Conversations that wait for something else, such as a tool,
-        are given up with their episodes. An unknown `request_id` does nothing.
+        are given up with their episodes, but not for the end of one that is sampled. An unknown
+        `request_id` does nothing.
         """
         if request_id in self._requests:
             self._aborted.add(request_id)
             requests = dict(self._requests[request_id])
-            for index, talk in self._talks.get(request_id, {}).items():
-                if index not in requests.values():
-                    talk.cancel()
+            for index, task in self._tasks.get(request_id, {}).items():
+                talk = self._talks.get((request_id, index))
+                if index not in requests.values() and not (talk and talk.is_sampled):
+                    task.cancel()
             for name in requests:
                 await self._engine.abort(name)
 
@@ -315,7 +318,11 @@ class Conversations(Completions):
         """
         limits = (self._most_prompt(ticket), self._max_turns)
         talk = Conversation(ticket, index, self._template, limits)
-        return await talk.run(self._pool, sample, in_thread)
+        self._talks[request_id, index] = talk
+        try:
+            return await talk.run(self._pool, sample, in_thread)
+        finally:
+            del self._talks[request_id, index]
 
     def _most_prompt(self, ticket: Ticket) -> int:
         """Return the most tokens of a rollout's own prompt: the contract's less those of completions."""

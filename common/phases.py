@@ -13,7 +13,8 @@ WAITING_FOR_ROOM = "waiting for room on the disk"
 """The learner's phase while a full disk takes none of its writes."""
 
 READING_DATA, CLAIMING, LEAVING = "reading data and model", "claiming the folder", "leaving"
-SETUP_PHASES = frozenset({"", READING_DATA, CLAIMING, LEAVING})
+WAITING_FOR_DEVICE = "waiting for the device"
+SETUP_PHASES = frozenset({"", READING_DATA, CLAIMING, WAITING_FOR_ROOM, WAITING_FOR_DEVICE, LEAVING})
 """The phases in which the contract on the queue server may still be an earlier learner's."""
 
 

@@ -30,8 +30,8 @@ class Report:
 
     @property
     def line(self) -> str:
-        """The text as one line that a terminal shows and does not execute; of a bar its last state."""
-        return one_line(self.text.rstrip("\r").rpartition("\r")[2].expandtabs())
+        """The text as one line that a terminal shows and does not execute."""
+        return one_line(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +163,10 @@ class Child:
 def _shown(line: bytes) -> str:
     """Return a line of output for a terminal: without line end and colours, unprintable letters escaped.
 
-    Bytes that are no UTF-8 are replaced by U+FFFD.
+    Bytes that are no UTF-8 are replaced by U+FFFD. Of a progress bar its last state is returned.
     """
-    text = line.decode(errors="replace").rstrip("\r\n")
-    return one_line(_COLOUR.sub("", text))
+    text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
+    return one_line(_COLOUR.sub("", text).expandtabs())
 
 
 def describe_end(code: int) -> str:

@@ -42,6 +42,8 @@ from penstock.common.log import log_errors_alone
 from penstock.common.monitor.sync_watch import SyncWatch
 from penstock.common.monitor.watch import RunWatch
 from penstock.common.role import ending_signals
+from penstock.common.wire.codec import decode
+from penstock.common.wire.contract import Contract
 from penstock.deploy.child import Report, Service
 from penstock.deploy.devices import ACTOR, LEARNER, DevicePlan, find_gpus, threads_of_each
 from penstock.deploy.earlier_run import begin_from, check_whole, find_checkpoint, move_away
@@ -351,8 +353,10 @@ def queue_service(
 ) -> Service:
     """Return the service "queue" of the run's own queue server, which is ready once the server answers.
 
-    Then, the first time, the contract and the state that an earlier start of the run left under `keys`
-    are deleted: the learner writes its own, and nobody is to work by the old ones before.
+    Then, the first time, the state and the contract that an earlier start of the run left under `keys`
+    are deleted: the learner writes its own, and nobody is to work by the old ones before. The contract
+    stays if actors of other machines (`listening`) may work by it, or if the learner refuses to go on
+    from it, as from another release's.
 
     The server is not started, but its configuration, users and address, with a new password, are written
     to the run's folder. The socket of the last server is deleted, once that has ended, and a folder for
@@ -360,19 +364,26 @@ def queue_service(
     if no server can start.
     """
     plan = prepare(run_folder, listening)
-    old = [keys.contract, keys.state] if keys else []
+    old = [keys] if keys else []
 
     def is_ready() -> bool:
         """Return whether the server answers; then, once, try to delete what is old."""
         if not answers(plan.url):
             return False
-        if old:
+        while old:
             with contextlib.suppress(PenstockError):  # such as a full disk
-                Connection(plan.url, _LOOK_S, _LOOK_S).execute("DEL", *old)
-            old.clear()
+                _forget(Connection(plan.url, _LOOK_S, _LOOK_S), old.pop(), bool(listening))
         return True
 
     return Service("queue", plan.command, SERVER_STAGE, True, is_ready)
+
+
+def _forget(connection: Connection, keys: Keys, listening: bool) -> None:
+    """Delete what `queue_service` says. Raise MalformedMessage if the contract cannot be read."""
+    connection.execute("DEL", keys.state)
+    if not listening and (contract := connection.execute("GET", keys.contract)):
+        decode(contract, Contract)
+        connection.execute("DEL", keys.contract)
 
 
 def child_environment(env_file: Path | None) -> dict[str, str]:

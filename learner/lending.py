@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from penstock.common.config.role_command import LearnerCommand
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded
-from penstock.common.phases import Phases
+from penstock.common.phases import WAITING_FOR_DEVICE, Phases
 from penstock.common.shared_device import SharedDevice
 from penstock.learner.policy.collective import TrainablePolicy
 
@@ -31,7 +31,7 @@ class DeviceLender:
             self._phases.poll()
             return deadline.expired()
 
-        with self._phases.enter("waiting for the device"):
+        with self._phases.enter(WAITING_FOR_DEVICE):
             if not self._device.take(give_up):
                 raise DeadlineExceeded(
                     f"the actors of this host have not left the device for {self._limit_s:g} s "

@@ -117,6 +117,7 @@ def _claim_and_train(
             queue.source = with_deltas(offer, command.learner.publish_deltas, plan.contract, queued)
             lender.take()  # before an actor of this host starts its engine there
             queue.publish_contract(encode(plan.contract))  # actors start their engines meanwhile
+        with phases.enter("loading the model"):
             policy = _make_policy(command, plan, checkpoint, phases)
             if start:
                 given = [f"LEARNER_{name.upper()}" for name in command.learner.model_fields_set]

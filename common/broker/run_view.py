@@ -284,13 +284,16 @@ def wait_for_another_contract(
 ) -> bytes | None:
     """Return the contract that replaces `contract`, which this process cannot serve; None if none does.
 
-    An earlier learner may have left `contract`, and the next one reads its data first. So wait, at most
-    `timeout_s`, until a learner gives a sign of life and has published its own: it is past its setup.
-    None too if `stopping` is set. Raise ServerUnavailable or another error of Connection.execute.
+    An earlier learner may have left `contract`, and the next one reads its data first. So wait until a
+    learner gives a sign of life and has published its own: it is past its setup; or until none gives
+    one for `timeout_s`. None too if `stopping` is set. Raise ServerUnavailable or another error of
+    Connection.execute.
     """
     first, deadline = view.learner().seen, Deadline(timeout_s)
-    while not (stopping.is_set() or deadline.expired()):
+    while not stopping.is_set():
         sign, found = view.learner(), view.contract()
+        if deadline.expired(progress=sign):
+            return None
         if found not in (None, contract):
             return found
         if sign.seen != first and sign.phase not in SETUP_PHASES:

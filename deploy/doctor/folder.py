@@ -67,7 +67,8 @@ def check_room(settings: Settings, shape: Shape, steps: int) -> Iterator[Finding
     `steps` is 0 if the number is not known: then the journal is left out.
     """
     place = existing(settings.run.folder.path)
-    free = shutil.disk_usage(place).free + written(settings.run.folder.path)
+    goes_on = settings.learner.resume in ("auto", "must")
+    free = shutil.disk_usage(place).free + (written(settings.run.folder) if goes_on else 0)
     if (needed := will_write(settings, shape, steps)) <= free or _find_fault(place):
         return  # nothing can be written at all: `check_folder` reports this
     remedy = f"do: set RUN_DIR to a folder on a disk with {needed / GIB:.1f} GiB free"
@@ -97,12 +98,15 @@ def will_write(settings: Settings, shape: Shape, steps: int) -> int:
     return checkpoints + _VERSIONS * version + best + kept * tokens * _TOKEN
 
 
-def written(folder: Path) -> int:
-    """Return how many bytes a run's files have, which a run that goes on keeps or replaces."""
+def written(run: RunFolder) -> int:
+    """Return how many bytes that `will_write` counts a run has written; it keeps or replaces them."""
     found: dict[int, int] = {}  # by inode: versions and checkpoints share files
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            found[path.lstat().st_ino] = path.lstat().st_size
+    for part in (run.checkpoints, run.versions, run.best, run.journal, run.completions):
+        for folder, _, names in os.walk(part):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    stat = os.lstat(os.path.join(folder, name))
+                    found[stat.st_ino] = stat.st_size
     return sum(found.values())
 
 

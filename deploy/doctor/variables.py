@@ -65,7 +65,7 @@ def removal(name: str, env_file: Path | None) -> str:
         return "do: delete the variable"
     if env_file is None or name in os.environ:
         return f"type: unset {name}"
-    return _edit(f"/^ *(export +)?{name} *=/d", env_file)
+    return _edit(f"/^ *(export +)?{name} *=/s/^/# /", env_file)
 
 
 def _is_known(name: str) -> bool:

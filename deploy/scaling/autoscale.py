@@ -38,7 +38,7 @@ _MEAN_STEPS = 5
 """Steps whose means a LearnerProgress has."""
 _LOOKS, _RATES = 10, 60
 """Looks, one per second, of whose waits a decision takes the mean, and the most of whose rates."""
-_START_LOOKS = 180
+_START_LOOKS = 600
 """Looks after which an actor that has not joined is no longer waited for: it may never come."""
 _SAME_LOAD = 0.8
 _LEAST_BUSY = 0.05
@@ -87,46 +87,56 @@ class Measuring:
     """Lets `rule` decide, each time that the wait with the present number of actors is known.
 
     Steps that began with other actors do not count, nor do those whose groups were asked for then, nor,
-    for three minutes, those that are made while actors start. A wait that is a little above the target
+    for ten minutes, those that are made while actors start. A wait that is a little above the target
     counts if two measures in a row have it.
     """
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
-        self._present: tuple[int, int] | None = None  # actors of `penstock up`, and all that have joined
+        self._present: tuple[int, ...] = ()  # as `_note_present` has it
         self._from_step = self._looks = 0
         self._waits: list[float] = []
         self._rates: deque[float] = deque(maxlen=_RATES)  # of all actors together: these vary most
         self._was_over = False
 
-    def look(self, actors: int, rates: Sequence[float], progress: LearnerProgress) -> int | None:
+    def look(
+        self, actors: int, rates: Sequence[float], progress: LearnerProgress, others: int = 0
+    ) -> int | None:
         """Return the number of actors to ask for after a look at the run, None to go on as before.
 
         `actors` is how many `penstock up` keeps running. `rates` has the tokens per second of each actor
-        that has joined. A number outside of the rule's bounds is brought within them at once: without an
-        actor there is no step to wait for.
+        that has joined, `others` of them on other machines. A number outside of the rule's bounds is
+        brought within them at once: without an actor there is no step to wait for.
         """
         if (within := min(self._rule.most, max(self._rule.least, actors))) != actors:
             return within
-        self._looks += 1
-        if self._present != (actors, len(rates)):
-            self._looks = 0
-        if self._looks == 0 or (len(rates) < actors and self._looks < _START_LOOKS):
-            self._present = (actors, len(rates))
-            self._from_step = progress.step + _MEAN_STEPS + 1 + math.ceil(progress.staleness)
-            self._waits, self._was_over = [], False
-            self._rates.clear()
+        joined = len(rates) - others
+        self._note_present((actors, joined, others), progress)
         self._rates.append(sum(rates))
         if progress.step < self._from_step or progress.step_s <= 0:
             return None
         self._waits.append(min(1.0, progress.wait_s / progress.step_s))
-        others = max(0, len(rates) - actors)
-        return self._decide(actors, others) if len(self._waits) >= _LOOKS else None
+        if len(self._waits) < _LOOKS:
+            return None
+        return self._decide(min(actors, joined), others)
+
+    def _note_present(self, present: tuple[int, int, int], progress: LearnerProgress) -> None:
+        """Begin the measure anew at a change of `present`, and while actors start.
+
+        It has how many actors `penstock up` keeps running, how many of them joined, and the others.
+        """
+        actors, joined, _ = present
+        self._looks = self._looks + 1 if self._present == present else 0
+        if self._looks == 0 or (joined < actors and self._looks < _START_LOOKS):
+            self._present = present
+            self._from_step = progress.step + _MEAN_STEPS + 1 + math.ceil(progress.staleness)
+            self._waits, self._was_over = [], False
+            self._rates.clear()
 
     def _decide(self, actors: int, others: int) -> int | None:
         """Return the rule's number for the mean of the waits, which are then forgotten; None to stay.
 
-        It is for `actors`, beside which `others` work.
+        It is for `actors` that have joined, beside which `others` work.
         """
         wait, rate = fmean(self._waits), fmean(self._rates)
         self._waits = []
@@ -218,9 +228,10 @@ class Autoscale(QueueCommand):
         if (sign := scale.running().get(name)) is None:
             return  # it has left since
         actors = sign.processes.get(ACTOR, 0)
-        rates = [one.rate for one in now.running(ACTOR).values()]
-        wanted = measuring.look(actors, rates, progress)
-        if wanted is not None and wanted != scale.wishes(name).get(ACTOR):
+        running = now.running(ACTOR).values()
+        others = sum(one.host != sign.host for one in running)
+        wanted = measuring.look(actors, [one.rate for one in running], progress, others)
+        if wanted not in (None, actors, scale.wishes(name).get(ACTOR)):
             share = progress.wait_s / max(progress.step_s, progress.wait_s, 1e-9)
             scale.wish(name, ACTOR, wanted)
             print(f"{name}: {actors} -> {wanted} actors, as the learner waits {share:.0%}.", flush=True)

@@ -19,6 +19,7 @@ from penstock.common.monitor.screen import duration, render
 from penstock.common.monitor.watch import Looks, RunWatch, heartbeat_line
 from penstock.common.text import printable
 from penstock.deploy.child import Report
+from penstock.deploy.devices import LEARNER
 
 _REFRESH_S, _HEARTBEAT_S, _JOIN_S = 2.0, 30.0, 5.0
 _KEPT_LINES, _JOINING_S = 200, 600.0
@@ -71,7 +72,7 @@ class Show:
         elif report.kind == "ended":
             self._started.pop(role, None)
             how, again, _ = report.text.partition(" It starts again")
-            if again and how.startswith(("Ended", "Killed")):
+            if again and not how.startswith("Ended with exit code 0 "):
                 self._failures.setdefault(report.child, []).append(how)
             if report.text.endswith("The run stops."):
                 self.notice = f"The run stops, because {report.child} failed."
@@ -102,7 +103,7 @@ class Show:
         """
         for child, ends in list(self._failures.items()):
             role = child.partition(".")[0]
-            if now and now.running(role):
+            if (now and now.running(role)) or (role == LEARNER and role != absent):
                 del self._failures[child]
             elif role == absent and len(ends) > 1:
                 return Fault(f"{child} failed {len(ends)} times. {ends[-1]} Its log says why.", role)

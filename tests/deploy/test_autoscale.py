@@ -184,11 +184,19 @@ def test_a_number_outside_of_the_bounds_is_not_measured_first(actors: int, asked
     assert Measuring(Rule(1, 8, 0.1)).look(actors, [5.0] * actors, progress(0, 0.0)) == asked
 
 
-def test_an_actor_that_never_joins_is_waited_for_for_three_minutes() -> None:
+def test_an_actor_that_never_joins_is_waited_for_for_ten_minutes() -> None:
     measuring = Measuring(Rule(1, 8, 0.1))
-    assert [measuring.look(2, [5.0], progress(step, 0.7)) for step in range(180)] == [None] * 180
-    later = [measuring.look(2, [5.0], progress(step, 0.7)) for step in range(180, 200)]
-    assert [wanted for wanted in later if wanted] == [6]
+    assert [measuring.look(2, [5.0], progress(step, 0.7)) for step in range(600)] == [None] * 600
+    later = [measuring.look(2, [5.0], progress(step, 0.7)) for step in range(600, 620)]
+    assert [wanted for wanted in later if wanted] == [3]  # by the one that works
+
+
+def test_actors_of_other_machines_are_not_taken_for_those_that_start() -> None:
+    measuring = Measuring(Rule(1, 8, 0.1))
+    looks = [measuring.look(1, [5.0] * 9, progress(step, 0.3), others=8) for step in range(18)]
+    assert [wanted for wanted in looks if wanted] == [4]
+    starting = [measuring.look(4, [5.0] * 9, progress(step, 0.3), others=8) for step in range(18, 90)]
+    assert set(starting) == {None}
 
 
 def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(

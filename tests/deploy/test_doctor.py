@@ -268,7 +268,7 @@ def test_remedies_of_several_lines_can_be_typed_one_after_the_other(place):
 
 
 def test_what_the_run_has_written_is_room_for_it(place):
-    run = place.folder / "runs" / "demo"
+    run = place.folder / "runs" / "demo" / "checkpoints"
     run.mkdir(parents=True)
     place.replace(LEARNER_MAX_STEPS=10**6)
     model_of(place, free_disk(place) / 150)

@@ -25,6 +25,7 @@ from penstock.common.monitor import watch as watch_module
 from penstock.common.monitor.limit import Cause, Fault
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.watch import Looks, RunWatch
+from penstock.deploy import child
 from penstock.deploy.child import Child, Report, Service
 from penstock.deploy.showing import live
 from penstock.deploy.showing.ending import LastWords, format_ending, print_ending
@@ -356,16 +357,16 @@ def test_a_process_that_starts_again_after_an_error_is_read_on(tmp_path: Path) -
 
 
 def test_what_a_process_prints_does_not_reach_the_terminal_as_a_command(tmp_path: Path) -> None:
-    hostile = line("actor.1", "\tvalue\x1b]52;c;bHM=\x07\x9b31m \u202e end\r")
+    hostile = line("actor.1", "value\x1b]52;c;bHM=\x07\x9b31m \u202e end\r")
     file, logs = io.StringIO(), LogFiles(tmp_path)
     for receive in (Printer(file), logs):
         receive(hostile)
         receive(Report("watch", "run", "No actor is running (a\x1b[2J was last seen 9 s ago)."))
     logs.close()
     printed = file.getvalue() + logs.path("actor.1").read_text() + logs.path("watch").read_text()
-    assert printed.count("        value\\x1b]52;c;bHM=\\x07\\x9b31m \\u202e end\n") == 2
+    assert printed.count("value\\x1b]52;c;bHM=\\x07\\x9b31m \\u202e end\\r\n") == 2
     assert all(letter.isprintable() or letter == "\n" for letter in printed)
-    assert line("learner.1", "Writing:  0%\rWriting: 100%").line == "Writing: 100%"
+    assert child._shown(b"Writing:  0%\rWriting:\t100%\r\n") == "Writing:        100%"
 
 
 def test_an_error_of_a_receiver_does_not_end_the_reader_of_a_process() -> None:

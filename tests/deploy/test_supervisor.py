@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -22,14 +23,16 @@ from penstock.common.broker.run_view import RunView
 from penstock.common.broker.scale import Scale
 from penstock.common.config.command import execute_command
 from penstock.common.config.redis_url import parse_url
-from penstock.common.errors import ConfigError
+from penstock.common.errors import ConfigError, MalformedMessage
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.wire.codec import encode
 from penstock.deploy import supervisor
 from penstock.deploy.child import Child, Report, Service
 from penstock.deploy.devices import DevicePlan, Gpus
 from penstock.deploy.supervisor import LEARNER_STAGE, SERVER_STAGE, WORKER_STAGE, Limits, Supervisor
-from penstock.deploy.up import Up, queue_service, role_services
+from penstock.deploy.up import Up, _forget, queue_service, role_services
 from tests.helpers import wait_until, wait_until_written
+from tests.learner.builders import CONTRACT
 
 LIMITS = Limits(
     first_backoff_s=0.05, longest_backoff_s=0.2, settled_s=60, leave_s=5, terminate_s=5, failures=5
@@ -642,3 +645,23 @@ def test_a_procfiles_own_number_of_threads_wins_and_a_rewarder_gets_none() -> No
         for service in role_services(commands, threads=4)
     }
     assert said == {"learner": "threads=4", "actor": "threads=7", "rewarder": "threads="}
+
+
+@pytest.mark.parametrize(
+    ("contract", "listening", "stays"),
+    [
+        (encode(CONTRACT), False, False),
+        (encode(CONTRACT), True, True),
+        (b"of another release", False, True),
+    ],
+)
+def test_what_an_earlier_start_left_is_forgotten_where_nobody_works_by_it(
+    connection: Connection, keys: Keys, contract: bytes, listening: bool, stays: bool
+) -> None:
+    """A learner has to see another release's contract, to refuse it."""
+    connection.execute("SET", keys.state, "ended")
+    connection.execute("SET", keys.contract, contract)
+    with contextlib.suppress(MalformedMessage):
+        _forget(connection, keys, listening)
+    assert connection.execute("EXISTS", keys.state) == 0
+    assert connection.execute("EXISTS", keys.contract) == stays
