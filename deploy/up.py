@@ -370,9 +370,10 @@ def queue_service(
         """Return whether the server answers; then, once, try to delete what is old."""
         if not answers(plan.url):
             return False
-        while old:
+        if old:
+            of_run = old.pop()
             with contextlib.suppress(PenstockError):  # such as a full disk
-                _forget(Connection(plan.url, _LOOK_S, _LOOK_S), old.pop(), bool(listening))
+                _forget(Connection(plan.url, _LOOK_S, _LOOK_S), of_run, bool(listening))
         return True
 
     return Service("queue", plan.command, SERVER_STAGE, True, is_ready)
