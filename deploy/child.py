@@ -163,10 +163,10 @@ class Child:
 def _shown(line: bytes) -> str:
     """Return a line of output for a terminal: without line end and colours, unprintable letters escaped.
 
-    Bytes that are no UTF-8 are replaced by U+FFFD. Of a progress bar its last state is returned.
+    Bytes that are no UTF-8 are replaced by U+FFFD.
     """
-    text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
-    return one_line(_COLOUR.sub("", text).expandtabs())
+    text = line.decode(errors="replace").rstrip("\r\n")
+    return one_line(_COLOUR.sub("", text))
 
 
 def describe_end(code: int) -> str:

@@ -25,7 +25,6 @@ from penstock.common.monitor import watch as watch_module
 from penstock.common.monitor.limit import Cause, Fault
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.watch import Looks, RunWatch
-from penstock.deploy import child
 from penstock.deploy.child import Child, Report, Service
 from penstock.deploy.showing import live
 from penstock.deploy.showing.ending import LastWords, format_ending, print_ending
@@ -366,7 +365,6 @@ def test_what_a_process_prints_does_not_reach_the_terminal_as_a_command(tmp_path
     printed = file.getvalue() + logs.path("actor.1").read_text() + logs.path("watch").read_text()
     assert printed.count("value\\x1b]52;c;bHM=\\x07\\x9b31m \\u202e end\\r\n") == 2
     assert all(letter.isprintable() or letter == "\n" for letter in printed)
-    assert child._shown(b"Writing:  0%\rWriting:\t100%\r\n") == "Writing:        100%"
 
 
 def test_an_error_of_a_receiver_does_not_end_the_reader_of_a_process() -> None:
