@@ -2,16 +2,14 @@
 
     python -m benchmarks.pipeline_roles learner|actor
 
-PIPELINE_UPDATE_S is the time of an Update, or names a file that holds it and may change. An engine
-generates PLACES groups at a time, each of which takes PIPELINE_GROUP_S: all the same time, or with
-PIPELINE_SIGMA lognormal ones of that mean and this sigma.
+PIPELINE_UPDATE_S is the time of an Update. An engine generates PLACES groups at a time, each of which
+takes PIPELINE_GROUP_S.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -45,8 +43,7 @@ class PacedPolicy:
         self._updates = 0
 
     def update(self, batch: Batch, step: int) -> Update:
-        told = os.environ["PIPELINE_UPDATE_S"]
-        time.sleep(float(Path(told).read_text() if Path(told).is_file() else told))
+        time.sleep(float(os.environ["PIPELINE_UPDATE_S"]))
         self._updates += 1
         return Update(0.0, 0.0, 0.0, 1, 0, 1.0, TokenRecord.join([]))
 
@@ -68,12 +65,11 @@ class PacedPolicy:
 
 
 class PacedEngine(Engine):
-    """An Engine with PLACES places. A group holds one until it is made, later ones wait for one."""
+    """An Engine with PLACES places. A group holds one for PIPELINE_GROUP_S, later ones wait for one."""
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(PLACES)
         self._group_s = float(os.environ["PIPELINE_GROUP_S"])
-        self._sigma = float(os.environ.get("PIPELINE_SIGMA", "0"))
         self._completions = self._tokens = 0
         self._weights: Weights | None = None
 
@@ -103,9 +99,7 @@ class PacedEngine(Engine):
             async with self._free:
                 assert self._weights is not None
                 made = self._weights
-                await asyncio.sleep(
-                    self._group_s * random.lognormvariate(-(self._sigma**2) / 2, self._sigma)
-                )
+                await asyncio.sleep(self._group_s)
         finally:
             self._completions -= num_generations
         self._tokens += 2 * num_generations

@@ -120,7 +120,7 @@ NEVER_RESTARTED = frozenset(
 """Exit codes after which starting the process again cannot help."""
 
 WORKER_NEVER_RESTARTED = NEVER_RESTARTED - {DeadlineExceeded.exit_code}
-"""Those of an actor or rewarder on a machine without the learner.
+"""Exit codes after which an actor or rewarder on another machine than the learner is not started again.
 
-Such a worker waits for a learner for RUN_PROGRESS_TIMEOUT_S. Its machine may come back after that.
+81 is missing: the worker found no learner for RUN_PROGRESS_TIMEOUT_S, and the learner may come back.
 """

@@ -82,9 +82,9 @@ class Supervisor:
         self._report = report
         self._limits = limits or Limits()
         self.goes_on = any(service.name == LEARNER for service in services)
+        """Whether a worker that ends with 0 is started again, as the run may go on without it."""
         final = NEVER_RESTARTED if self.goes_on else WORKER_NEVER_RESTARTED
         self._final_codes = final | _COMMAND_NOT_FOUND
-        """Whether a worker that ends with 0 is started again, as the run may go on without it."""
         self._phase: Literal["running", "leaving", "stopping"] = "running"
         self._stops, self._left = 0, False
         self._learner_code = 0
@@ -199,7 +199,7 @@ class Supervisor:
         """Report that `child` ended with `code`; keep the learner's code; set what follows if `wanted`.
 
         0 of the learner ends the run. Unless `goes_on` 0 ends a process for good, the last one the run.
-        A code that no restart helps (65, 73, 74, 78-82, 126, 127; 81 beside a learner) fails the run.
+        A code that no restart helps (_final_codes) fails the run. Else plan a restart.
         """
         how, learner = describe_end(code), child.service.name == LEARNER
         if learner:

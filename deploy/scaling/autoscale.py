@@ -121,9 +121,10 @@ class Measuring:
         return self._decide(min(actors, joined), others)
 
     def _note_present(self, present: tuple[int, int, int], progress: LearnerProgress) -> None:
-        """Begin the measure anew at a change of `present`, and while actors start.
+        """Forget the waits that were measured if `present` has changed, or while actors start.
 
-        It has how many actors `penstock up` keeps running, how many of them joined, and the others.
+        `present` is how many actors `penstock up` keeps running, how many of them have joined, and how
+        many run on other machines.
         """
         actors, joined, _ = present
         self._looks = self._looks + 1 if self._present == present else 0

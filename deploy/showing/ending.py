@@ -80,7 +80,7 @@ class LastWords:
 def print_ending(folder: RunFolder, failure: str, repeat: str = REPEAT) -> None:
     """Print the summary of the run in `folder`, or the text `failure` if a process failed the run.
 
-    To `repeat` makes the run go on.
+    `repeat` says what makes the run go on.
     """
     text = failure or format_ending(folder, repeat)
     if text:
@@ -92,8 +92,8 @@ def print_ending(folder: RunFolder, failure: str, repeat: str = REPEAT) -> None:
 def format_ending(folder: RunFolder, repeat: str = REPEAT) -> str:
     """Return the summary of the run in `folder`: a table, totals, audit, the model, what to type next.
 
-    To `repeat` makes the run go on. "" for a run without a step. Damaged lines of its files are left
-    out.
+    `repeat` says what makes the run go on. Damaged lines of its files are left out. Return "" for a run
+    without a step.
     """
     rows = read_json_lines(folder.metrics)
     if not rows:
@@ -152,7 +152,7 @@ def _audit(folder: RunFolder) -> list[str]:
 
 
 def _next(folder: RunFolder, repeat: str) -> list[str]:
-    """Return the lines on where the model is, and the commands that follow; to `repeat` goes on."""
+    """Return the lines on where the model is, and the commands to type next, `repeat` the last."""
     model = next((path for path in (folder.final, folder.latest) if path.exists()), None)
     where = [f"The model: {model}"] if model else []
     if folder.best_link.exists():
