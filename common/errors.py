@@ -119,8 +119,8 @@ NEVER_RESTARTED = frozenset(
 )
 """Exit codes after which starting the process again cannot help."""
 
-WORKER_NEVER_RESTARTED = NEVER_RESTARTED - {DeadlineExceeded.exit_code}
-"""Exit codes after which an actor or rewarder on another machine than the learner is not started again.
+FLEET_NEVER_RESTARTED = NEVER_RESTARTED - {DeadlineExceeded.exit_code}
+"""Exit codes after which a process of a run on several machines is not started again.
 
-81 is missing: the worker found no learner for RUN_PROGRESS_TIMEOUT_S, and the learner may come back.
+81 is missing: whoever was waited for may still come, or come back.
 """

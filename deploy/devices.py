@@ -122,8 +122,8 @@ class DevicePlan:
         """Let torchrun start a learner that has several devices, if its command is `learner` alone."""
         devices = self._by_name.get(f"{LEARNER}.1", self._by_role.get(LEARNER, ()))
         if len(devices) > 1 and self.commands[LEARNER].split() == [LEARNER]:
-            many = f"torchrun --standalone --nproc-per-node {len(devices)} -m penstock.learner"
-            self.commands[LEARNER] = many
+            many = f"--standalone --nproc-per-node {len(devices)}"
+            self.commands[LEARNER] = f"python -m penstock.learner.torchrun {many}"
 
     def take(self, name: str) -> Devices | None:
         """Return the devices of the process `name`, which keeps them also for a later start.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.common.deadline import Deadline
-from penstock.common.errors import NEVER_RESTARTED, WORKER_NEVER_RESTARTED, ServerUnavailable
+from penstock.common.errors import FLEET_NEVER_RESTARTED, NEVER_RESTARTED, ServerUnavailable
 from penstock.deploy.child import Child, Report, Service, describe_end
 from penstock.deploy.devices import ACTOR, LEARNER, DevicePlan, Gpus, variables_of
 
@@ -83,7 +83,7 @@ class Supervisor:
         self._limits = limits or Limits()
         self.goes_on = any(service.name == LEARNER for service in services)
         """Whether a worker that ends with 0 is started again, as the run may go on without it."""
-        final = NEVER_RESTARTED if self.goes_on else WORKER_NEVER_RESTARTED
+        final = NEVER_RESTARTED if self.goes_on else FLEET_NEVER_RESTARTED
         self._final_codes = final | _COMMAND_NOT_FOUND
         self._phase: Literal["running", "leaving", "stopping"] = "running"
         self._stops, self._left = 0, False

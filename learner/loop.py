@@ -98,7 +98,8 @@ class Learner:
         self._table: tuple[int, Future[Any]] | None = None  # a step, and its table that is being made
         ledger = Ledger()
         past = retrain_tail(folder, claim, policy, ledger, self._recorder, checkpoint)
-        self._step, self._saved, self._bad_steps = past.step, past.step, past.bad_steps
+        self._step, self._bad_steps = past.step, past.bad_steps
+        self._saved = checkpoint.step if checkpoint else 0  # of the newest checkpoint
         segment_bytes = round(settings.journal_segment_mib * 2**20)
         self._queue, self._commit_log = queue, CommitLog(ledger, Journal(folder, segment_bytes), queue)
         for ticket in ledger.eval_open():  # this incarnation asks again, with tickets of its own

@@ -67,7 +67,7 @@ class WeightFollower:
         self._view = view
         self._held = held
         self._source = source
-        self._deadline = Deadline(learner_timeout_s, longest_gap_s=take_timeout_s)
+        self._deadline = Deadline(learner_timeout_s, longest_gap_s=_LONGEST_PAUSE_S)
         self._take_timeout_s = take_timeout_s
         self._reported = ""
         self._not_fetched: Weights | None = None

@@ -72,8 +72,8 @@ class Connection:
     `restarts` counts the changes of the server's process. A server that was killed may have lost
     acknowledged writes, so a caller that relies on such writes checks them after each restart.
     `server_id` is the id of that process, new at each start. `interruptions` counts the commands that
-    were not answered, or refused for now: a reply may have been lost, and others could not renew their
-    leases either. `stopping` is the event.
+    were not answered, or refused for now: a reply may have been lost, and others may not have been able
+    to renew their leases either. `stopping` is the event.
     """
 
     def __init__(

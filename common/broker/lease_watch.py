@@ -42,6 +42,6 @@ class LeaseWatch:
         self._unchanged_s = {one: before[one] + gap_s if one in before else 0.0 for one in leases}
         return [one for one, unchanged_s in self._unchanged_s.items() if unchanged_s > self._lease_s]
 
-    def forget(self) -> None:
-        """Forget what was seen: holders could not reach the server, so no lease has run out."""
-        self._unchanged_s = {}
+    def skip(self) -> None:
+        """Leave out the time since the last look: holders could not reach the server then."""
+        self._looked_at = time.monotonic()

@@ -27,6 +27,7 @@ log = get_logger(__name__)
 _WRITER = "No role of Penstock writes that: see who else may write to the queue server"
 
 _ATTEMPTS = re.compile("0|[1-9][0-9]{0,5}")
+_DEAD_BYTES = 1 << 16
 
 BEGINNING = "0-0"
 """The position before a stream's first entry."""
@@ -225,7 +226,7 @@ class WorkStream:
         rows = self._connection.call("leases", self._lease_keys, [])
         if self._interruptions != self._connection.interruptions:
             self._interruptions = self._connection.interruptions
-            self._watch.forget()
+            self._watch.skip()
         return self._watch.look(
             Lease(text(entry), text(holder), int(count)) for entry, holder, count in rows
         )
@@ -234,12 +235,12 @@ class WorkStream:
         """Take over up to `count` entries whose lease expired, whoever held them.
 
         A lease has expired if calls of this method, or of `has_expired`, saw it unchanged for a lease,
-        so the first call finds none, nor do calls within a lease of a time when the server was away or
-        took no writes: no holder could renew one then. The expired lease counts as a failed attempt,
-        but not as the last one: for its last attempt a ticket runs alone. If the lease of such a run
-        (`mark_alone`) expired, the entry has `doomed` True, and the caller must bury it. Return [] if no
-        lease expired. Entries that no role can read, or no learner issued, are deleted, counted and left
-        out. Raise ServerUnavailable or another error of Connection.call.
+        so the first call finds none. A time when the server was away or took no writes is left out: no
+        holder could renew one then. The expired lease counts as a failed attempt, but not as the last
+        one: for its last attempt a ticket runs alone. If the lease of such a run (`mark_alone`) expired,
+        the entry has `doomed` True, and the caller must bury it. Return [] if no lease expired. Entries
+        that no role can read, or no learner issued, are deleted, counted and left out. Raise
+        ServerUnavailable or another error of Connection.call.
         """
         server = self._connection.server_id  # before the look, which may notice another one
         expired = self._expired()[:count]
@@ -369,15 +370,16 @@ class WorkStream:
     def bury(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
         """End the ticket as dead. Payload and reason go to the stream `dead`, a verdict to the learner.
 
-        `purpose` is the ticket's. Of `reason`, 2000 letters are kept; "" becomes "no reason was given".
-        Return True; False, with nothing stored, if this consumer does not hold the entry. Raise
-        ServerUnavailable or another error of Connection.call.
+        `purpose` is the ticket's. 64 KiB of the payload and 2000 letters of `reason` are kept; "" is
+        "no reason was given". Return True; False, with nothing stored, if this consumer does not hold
+        the entry. Raise ServerUnavailable or another error of Connection.call.
         """
         # The text of an error has any length and form.
         reason = encodable(reason[:SHOWN])[:SHOWN] or "no reason was given"
         verdict = encode(Verdict(entry.ticket, "dead", reason))
         keys = (*self._ticket_keys, self._keys.outcomes_for(purpose), self._keys.dead)
-        args = (self.consumer, entry.id, entry.ticket, entry.payload, verdict, reason)
+        payload = entry.payload[:_DEAD_BYTES]
+        args = (self.consumer, entry.id, entry.ticket, payload, verdict, reason)
         return bool(self._connection.call("bury", keys, args))
 
     def leave(self) -> None:

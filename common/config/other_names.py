@@ -34,7 +34,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
         "reward_model_name_or_path": "LEARNER_REWARDS=model:NAME=FOLDER-or-id",
         "output_dir": "RUN_DIR and RUN_NAME: the run's folder is RUN_DIR/RUN_NAME",
         "run_name": "RUN_NAME",
-        "resume_from_checkpoint": "no setting: a run goes on by its RUN_NAME; LEARNER_RESUME",
+        "resume_from_checkpoint": "a run goes on by its RUN_NAME; LEARNER_RESUME names a checkpoint",
         "overwrite_output_dir": "LEARNER_RESUME=new",
         "logging_steps": "no setting: every step is logged",
         "save_strategy": "LEARNER_SAVE_STEPS",

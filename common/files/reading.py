@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.common.errors import ConfigError, MalformedMessage
+from penstock.common.errors import ConfigError, MalformedMessage, OtherRelease
 from penstock.common.text import short
 from penstock.common.wire.plain import DEEPEST, PlainData, find_fault
 
@@ -25,11 +25,14 @@ def reading(what: Path | str, remedy: str) -> Iterator[None]:
     """Turn an error of the block that damaged content causes into a ConfigError.
 
     These are ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError
-    and MalformedMessage. All others, such as OSError for a missing file, pass through. `what` is the
-    file, or its name, and `remedy` the sentence that says what to do: both are in the error.
+    and MalformedMessage. All others, such as OSError for a missing file, pass through, and OtherRelease
+    too. `what` is the file, or its name, and `remedy` the sentence that says what to do: both are in the
+    error.
     """
     try:
         yield
+    except OtherRelease:
+        raise
     except DAMAGE as error:
         raise ConfigError(f"{what}: damaged ({explain(error)}). {remedy}") from error
 

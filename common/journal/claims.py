@@ -94,9 +94,9 @@ def next_claim(
     length = valid_length(run_folder, parent, start)
     rest = left_out(run_folder, parent, length)
     if rest is not None and not rest.torn:
-        cut = f"truncate -s {rest.offset} {rest.path}, and delete the later files of that incarnation"
+        cut = f"truncate -s {rest.offset} {rest.path}, delete later files of its incarnation"
         gap = f"damaged journal: {explain_gap(run_folder, parent, length)}"
-        raise ConfigError(f"{gap}. To give up the {rest.length} bytes that follow: {cut}")
+        raise ConfigError(f"{gap}. To drop the {rest.length} bytes after it: {cut}, `queues discard`")
     return Claim(incarnation, parent, length, holder)
 
 

@@ -41,6 +41,12 @@ class LimitedConnection(web.RequestHandler):
             idle[0].force_close()
         super().connection_made(transport)
 
+    def force_close(self) -> None:
+        """Close the connection at once. What is unsent is dropped: its client may never read it."""
+        if self.transport is not None:
+            self.transport.abort()
+        super().force_close()
+
 
 @contextmanager
 def busy(connection: Any) -> Iterator[None]:

@@ -198,15 +198,15 @@ class ModelFetcher:
     def _found(
         self, contract: Contract, names: Iterable[str], with_weights: bool = False
     ) -> Path | None:
-        """Return a copy of the model's files with these names; None if the folder itself is here.
+        """Return a copy of the model's files with these names; None if its folder can be read here.
 
         Raise what `with_tokenizer` raises, such as RunNotReady, and ConfigError if RUN_CACHE_DIR cannot
         be written.
         """
-        if os.path.isdir(contract.model) or not contract.model_files:
-            return None
         wanted = [one for one in contract.model_files if one.name in names]
-        log.info(f"The model's folder {contract.model} is not on this host: fetching its files.")
+        if all(os.access(os.path.join(contract.model, one.name), os.R_OK) for one in wanted):
+            return None
+        log.info(f"The model's folder {contract.model} cannot be read here: fetching its files.")
         deadline = Deadline(self._run.join_timeout_s, math.inf)
         while True:
             weights = self._announced(contract, deadline)

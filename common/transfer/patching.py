@@ -64,8 +64,11 @@ def _usable(weights: Weights, versions: Path) -> Sequence[Delta]:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file, -1 if there is none."""
-    return os.path.getsize(path) if os.path.isfile(path) else -1
+    """Return the bytes of a file, -1 if there is none, as when another process has just deleted it."""
+    try:
+        return os.path.getsize(path) if os.path.isfile(path) else -1
+    except FileNotFoundError:
+        return -1
 
 
 def _fetch(source: Source, view: RunView | None, delta: Delta, folder: Path) -> Path:

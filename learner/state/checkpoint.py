@@ -16,6 +16,7 @@ from typing import Any, TypedDict
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
+from penstock.common.files.disk import failure_of
 from penstock.common.files.hashing import has_hash, hash_file
 from penstock.common.files.reading import DAMAGE, explain, parse_json
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
@@ -239,8 +240,8 @@ def _newest_first(run_folder: RunFolder) -> list[Path]:
 def _find_damage(folder: Path) -> str:
     """Return what is wrong with the files of the checkpoint in `folder`, "" if all have their hashes.
 
-    Checked are the files that manifest.json names. A file that cannot be read is damage: no error is
-    raised.
+    Checked are the files that manifest.json names. A file that cannot be read is damage, but a disk that
+    broke is none: raise DiskFailed, as the checkpoint may be whole.
     """
     try:
         _read(folder)
@@ -251,6 +252,8 @@ def _find_damage(folder: Path) -> str:
             if not has_hash(path, expected):
                 return f"{short(name)} differs from its hash"
     except _DAMAGE as error:
+        if failed := failure_of(error, path=folder):
+            raise failed from error
         return f"unreadable: {explain(error)}"
     return ""
 
@@ -288,8 +291,13 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _position(folder: Path) -> Position | None:
-    """Return the journal position of a checkpoint, None if state.json or manifest.json is damaged."""
+    """Return the journal position of a checkpoint, None if state.json or manifest.json is damaged.
+
+    Raise DiskFailed for a disk that broke.
+    """
     try:
         return _read(folder).position
-    except _DAMAGE:
+    except _DAMAGE as error:
+        if failed := failure_of(error, path=folder):
+            raise failed from error
         return None

@@ -55,10 +55,11 @@ def check_not_older(folder: RunFolder, view: RunView) -> None:
         lack = f"has {there} of the {length} bytes that incarnation {incarnation} wrote to its journal"
     else:
         return
+    here, went = name_of(folder), f"The run went on in {short(other, 500)}: start the learner there. "
     raise ConfigError(
-        f"{name_of(folder)} is an older copy: it {lack}. The run went on in {short(other, 500)}: start "
-        "the learner there. To give up what was trained since, and go on from here, stop all processes "
-        f"of the run and type `queues discard --run.name {folder.path.name} --yes` first"
+        f"{here} is an older copy, or was cut: it {lack}. {went * (other != here)}To give up what "
+        "was trained since, and go on from here, stop all processes of the run and type `queues discard "
+        f"--run.name {folder.path.name} --yes` first"
     )
 
 
@@ -75,9 +76,9 @@ def check_release(view: RunView) -> None:
     except OtherRelease as error:
         if count := view.open_tickets():
             raise OtherRelease(
-                f"{error}, and {count} of its tickets are open. Let that release end the run. Or stop "
-                "all processes of the run and type `queues discard --yes` with --run.name: what lies "
-                "on the server is sampled again, and nothing that was trained is lost"
+                f"{error}, and {count} of its tickets are open. Let that release end the run. Or end "
+                "its processes with Ctrl-C, so that the learner writes a checkpoint, and type `queues "
+                "discard --yes` with --run.name: what lies on the server is sampled again"
             ) from error
     except MalformedMessage:  # written by another client: the learner publishes its own
         pass

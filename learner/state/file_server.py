@@ -26,8 +26,10 @@ from penstock.common.transfer.download import KEEPALIVE, FetchFailed, Source
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Weights
 
-_UPLOADS, _TURN_S, _PATIENCE_S = 2, 30.0, 1.0
-"""Files sent at a time, seconds of a turn, and seconds without a chunk that end it too."""
+_UPLOADS, _TURN_S, _PATIENCE_S = 2, 4.0, 1.0
+"""Files sent at a time, seconds of a turn, and seconds without a chunk that end it too.
+
+With the most connections each client has a turn within its 600 s."""
 _MOST_CONNECTIONS = 256
 _CHUNK, _CHUNK_S = 1 << 20, 30.0
 """Bytes of a chunk, and seconds after its turn that a client has for one: a slower one is cut off."""
@@ -124,7 +126,7 @@ class FileServer:
     """Serves the folder `versions` of a run, and the files of the folder `model` with these `names`.
 
     A request needs the `token`. Two files are sent at a time, in the order in which they were asked for,
-    a large one in turns of 30 s; a part of a file may be asked for. `host` is an address of this host,
+    a large one in turns of 4 s; a part of a file may be asked for. `host` is an address of this host,
     `port` 0 stands for a free one. As a context it listens, in a thread of its own, from begin to end.
     Raise ConfigError if it cannot.
     """
@@ -253,7 +255,7 @@ class FileServer:
     async def _send_turn(self, response: web.StreamResponse, file: BinaryIO) -> bool:
         """Send what a client reads of a file in its turn, once it comes; return whether there is more.
 
-        The turn ends after 30 s, and for a client that does not take a chunk within 1 s: it may do that
+        The turn ends after 4 s, and for a client that does not take a chunk within 1 s: it may do that
         while others have their turn.
         """
         sending: asyncio.Future[None] = self._loop.create_future()

@@ -75,15 +75,16 @@ class FileStore:
 
         Raise ConfigError at once if the package for such URLs is not installed.
         """
-        deadline = Deadline(self._retry_s, math.inf)
+        lost: Deadline | None = None  # since the first failure: an upload may take longer by itself
         while True:
             try:
                 return put_file(file, url, self._progress)
             except PackageMissing as error:
                 raise ConfigError(f"LEARNER_FILES_ADDRESS: {error}") from error
             except StoreFailed as error:
-                if deadline.expired() or self._stopping.is_set():
+                if (lost is not None and lost.expired()) or self._stopping.is_set():
                     raise
+                lost = lost or Deadline(self._retry_s, math.inf)
                 log.warning(f"{file.name} is not in the store yet: {error}")
                 self._progress()
                 self._stopping.wait(_RETRY_S)

@@ -108,12 +108,12 @@ class Evaluator:
         Raise MalformedMessage for damage.
         """
         earlier = {
-            one["asked"]: decode(one["answer"], Answer)
+            one["asked"]: one["answer"]
             for one in self._commit_log.ledger.earlier_answers
             if one["weights"] == weights
         }
         asked = {self._asked(index): index for index in range(self._count)} if earlier else {}
-        found = {asked[one]: answer for one, answer in earlier.items() if one in asked}
+        found = {asked[one]: decode(data, Answer) for one, data in earlier.items() if one in asked}
         if found:
             log.info(
                 f"{len(found)} of {self._count} held-out questions were answered before the restart."

@@ -10,7 +10,7 @@ from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.lease_watch import Lease, LeaseWatch
 from penstock.common.broker.work_stream import Entry, EntryReader
-from penstock.common.errors import MalformedMessage, RunNotReady, RunTaken, WrongType
+from penstock.common.errors import MalformedMessage, RunNotReady, RunTaken, ServerUnavailable, WrongType
 from penstock.common.log import get_logger, shorten
 from penstock.common.text import short
 from penstock.common.wire.codec import encode
@@ -120,12 +120,14 @@ class LearnerQueue:
                 return "-"
             if first is None:
                 log.info(f"Waiting up to {lease_s:g} s for a sign of the learner {short(holder)}.")
+                watch = LeaseWatch(lease_s)
             if anew:
-                known, watch, first = self.connection.interruptions, LeaseWatch(lease_s), now
+                known, first = self.connection.interruptions, now
+                watch.skip()
             if watch.look([now]):
                 return beats
             if self.connection.stopping.wait(_LOOK_S):
-                return "-"
+                raise ServerUnavailable(f"told to stop while it waited for the learner {short(holder)}")
 
     @property
     def _all_keys(self) -> list[str]:

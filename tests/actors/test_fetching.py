@@ -317,6 +317,18 @@ def test_a_rewarder_gets_the_tokenizer_alone(far: Run, server: FileServer, tmp_p
     assert hash_tokenizer(folder) == far.contract.tokenizer_hash
 
 
+def test_a_folder_of_the_model_without_its_files_is_not_used(
+    far: Run, server: FileServer, tmp_path: Path
+) -> None:
+    """As an empty volume, or a folder that another user may not read."""
+    far.announce(0)
+    (empty := tmp_path / "empty").mkdir()
+    settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
+    copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
+    folder = copy.with_tokenizer(replace(far.contract, model=str(empty)))
+    assert hash_tokenizer(folder) == far.contract.tokenizer_hash
+
+
 @pytest.fixture
 def store(far: Run, tmp_path: Path) -> FileStore:
     """The run's files in an object store, which is a folder here."""

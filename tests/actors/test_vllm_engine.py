@@ -225,6 +225,16 @@ def test_a_conversation_keeps_its_cached_history_when_the_weights_change(live: L
     assert hits("another's, the second time", None) >= 96
 
 
+def test_blocks_of_an_earlier_run_are_not_found_under_the_same_version(live: Live) -> None:
+    earlier = live.take(live.a)
+    history = np.resize(PROMPTS[0], 128).astype("<i4")
+    live.sample([history], count=1)
+    live.call(live.engine.take_weights(replace(live.next_weights(live.b), version=earlier)))
+    before = live.engine.prefix_cache()[0]
+    live.sample([history], count=1)
+    assert live.engine.prefix_cache()[0] == before
+
+
 def test_the_same_weights_under_a_new_version_change_only_the_label(live: Live) -> None:
     live.take(live.a)
     version = live.take(live.a)

@@ -71,14 +71,17 @@ def test_a_watcher_that_was_stopped_leaves_the_holders_time_to_renew(clock: Cloc
     assert out == [held(1, count=2)]
 
 
-def test_what_was_forgotten_is_watched_anew(clock: Clock) -> None:
-    watch = LeaseWatch(2.0)
-    for _ in range(3):
+def test_a_time_without_the_server_is_left_out_and_no_other(clock: Clock) -> None:
+    watch = LeaseWatch(10.0)
+    out_at = []
+    for second in range(1, 19):
         clock.now += 1.0
-        watch.look([held(1)])
-    watch.forget()
-    clock.now += 1.0
-    assert watch.look([held(1)]) == []
+        if second % 3 == 0:  # a link that breaks again and again
+            clock.now += 30.0
+            watch.skip()
+        if watch.look([held(1)]):
+            out_at.append(second)
+    assert out_at == [17, 18], "first seen in second 1, and of each three seconds two count"
 
 
 # On a server whose clock is set
@@ -326,6 +329,14 @@ def test_what_is_being_handed_on_is_renewed_and_not_missed(run: Run) -> None:
         keeper._renew()
     assert not keeper.holds(owner, entry)
     assert lost == logs == []
+
+
+def test_a_learner_that_is_told_to_stop_while_it_waits_for_another_is_not_refused(run: Run) -> None:
+    run.learner.claim("nonce", "other", 30.0)
+    run.learner.beat(30.0, "working")
+    run.connection.stopping.set()
+    with pytest.raises(ServerUnavailable, match="told to stop while it waited for the learner other"):
+        LearnerQueue(run.connection, run.keys, 2).claim("nonce", "next", 30.0)
 
 
 def test_a_heartbeat_that_a_server_lost_is_no_sign_of_a_learner(run: Run) -> None:

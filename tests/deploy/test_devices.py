@@ -16,6 +16,7 @@ from penstock.deploy.up import Up
 
 COMMANDS = {"learner": "learner", "actor": "actor", "rewarder": "rewarder"}
 OWN = COMMANDS | {"actor": "CUDA_VISIBLE_DEVICES='0,1' actor"}
+LAUNCHER = "python -m penstock.learner.torchrun --standalone --nproc-per-node"
 EIGHT = tuple("01234567")
 
 
@@ -90,7 +91,7 @@ def test_a_flag_is_refused_for_what_the_procfile_or_a_shared_device_decides() ->
 
 def test_torchrun_starts_a_plain_learner_with_several_gpus() -> None:
     many = DevicePlan(COMMANDS, {}, Gpus(EIGHT)).commands["learner"]
-    assert many == "torchrun --standalone --nproc-per-node 7 -m penstock.learner"
+    assert many == f"{LAUNCHER} 7"
     assert DevicePlan(COMMANDS, {}, Gpus(EIGHT[:2])).commands["learner"] == "learner"
     mine = COMMANDS | {"learner": "env A=1 learner"}
     assert DevicePlan(mine, {}, Gpus(EIGHT)).commands == mine
@@ -125,8 +126,8 @@ def test_the_gpus_are_those_that_the_user_lets_be_seen(
     ("count", "learner", "actors"),
     [
         (1, "0                  all     learner\n", ["0", "0"]),
-        (4, "0,1                all     torchrun --standalone --nproc-per-node 2 ", ["2", "3"]),
-        (8, "0,1,2,3,4,5        all     torchrun --standalone --nproc-per-node 6 ", ["6", "7"]),
+        (4, f"0,1                all     {LAUNCHER} 2", ["2", "3"]),
+        (8, f"0,1,2,3,4,5        all     {LAUNCHER} 6", ["6", "7"]),
     ],
 )
 def test_a_dry_run_prints_the_plan_and_starts_nothing(

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from penstock.common.errors import ConfigError
 from penstock.learner.replay import replay
 from tests.e2e.site import Site
 from tests.judge import judge
@@ -23,7 +26,7 @@ NIGHTLY = os.environ.get("NIGHTLY") == "1"
 
 nightly = pytest.mark.skipif(not NIGHTLY, reason="minutes: NIGHTLY=1")
 
-LEARNER = "learner: torchrun --standalone --nproc-per-node 2 -m penstock.learner\n"
+LEARNER = "learner: python -m penstock.learner.torchrun --standalone --nproc-per-node 2\n"
 REAL = LEARNER + "actor: actor\nrewarder: rewarder\n"
 FAKE = LEARNER + "actor: python -m tests.actors.fake_actor\nrewarder: rewarder\n"
 
@@ -66,6 +69,15 @@ def check(site: Site, steps: int, learners: int) -> None:
     assert replayed.steps == steps
     assert replayed.weights_difference is not None
     assert replayed.weights_difference <= 1e-4
+
+
+def test_the_launcher_ends_with_the_learners_exit_code(tmp_path):
+    flags = ["--standalone", "--nproc-per-node", "1"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "penstock.learner.torchrun", *flags], check=False,
+        env=os.environ | {"RUN_DIR": str(tmp_path), "LEARNER_MODEL": ""}, timeout=300,
+    )  # fmt: skip
+    assert ended.returncode == ConfigError.exit_code
 
 
 @pytest.mark.parametrize(

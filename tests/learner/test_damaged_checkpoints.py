@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.common.errors import DiskFailed
+from penstock.learner.state import checkpoint as module
 from tests.learner.trained import Run, same, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -73,6 +76,20 @@ def test_the_one_before_is_used_and_the_weights_are_those_of_a_whole_run(
     assert error["problem"]
     assert (past.step, past.retrained) == (3, 2)
     assert same(weights_of(policy), weights_of(run.policy))
+
+
+def test_a_disk_that_broke_leaves_a_checkpoint_where_it_is(run, model_folder, monkeypatch):
+    newest = run.checkpoint(2, run.step(1)).folder
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")  # without a name, as of a read
+
+    with monkeypatch.context() as broken:
+        broken.setattr(module, "has_hash", fail)
+        with pytest.raises(DiskFailed, match=str(newest)):
+            run.resume(model_folder)
+    past, _ = run.resume(model_folder)
+    assert (past.step, past.retrained) == (2, 0)
 
 
 def test_without_damage_the_newest_is_used(run, model_folder):

@@ -306,6 +306,21 @@ def test_silent_connections_keep_nobody_out(server: FileServer, source: Source, 
     assert (tmp_path / "got").read_bytes() == CONTENT
 
 
+def test_a_client_that_reads_no_answer_is_cut_off_for_others(
+    server: FileServer, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.learner.state.file_server._MOST_CONNECTIONS", 1)
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.settimeout(0.5)
+        many = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 1_000_000
+        with pytest.raises(TimeoutError):
+            client.sendall(many)  # the server reads no further, with answers unsent
+        client.settimeout(30.0)
+        other = socket.create_connection(("127.0.0.1", server.port))
+        with other, pytest.raises(ConnectionResetError):
+            read_all(client, len(many))
+
+
 # A server that is not the learner's
 
 Reply = Callable[[http.server.BaseHTTPRequestHandler], None]

@@ -273,6 +273,16 @@ def test_the_time_of_each_try_counts(
     assert failing.failures >= 1000 - 6
 
 
+def test_an_upload_that_takes_long_before_it_fails_is_tried_again(
+    store: FileStore, tmp_path: Path, quick: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(0, 10**9, 60))
+    quick.setattr("penstock.common.deadline.time.monotonic", lambda: next(seconds))
+    quick.setattr(file_store, "put_file", Failing(1))
+    store._retry_s = 59.0
+    assert store.offer(weights_of(tmp_path, 1)).url == store.url
+
+
 def test_old_versions_that_cannot_be_deleted_stay(
     store: FileStore, tmp_path: Path, quick: pytest.MonkeyPatch
 ) -> None:

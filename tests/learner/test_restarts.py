@@ -13,6 +13,7 @@ from penstock.common.errors import ConfigError, NoSignal, NotFinite, RunTaken
 from penstock.common.failpoint import Armed, arm
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.claims import read_chain
+from penstock.common.wire import codec
 from penstock.learner import loop
 from penstock.learner.state import checkpoint
 from penstock.learner.state.best_model import read_best
@@ -90,7 +91,8 @@ def test_a_damaged_note_of_the_best_model_is_named(tmp_path, text):
         read_best(RunFolder(tmp_path))
 
 
-def test_a_stop_in_an_evaluation_keeps_the_answers_that_came(run, monkeypatch):
+@pytest.mark.parametrize("release", ["the same release", "another"])
+def test_a_stop_in_an_evaluation_keeps_the_answers_that_came(run, monkeypatch, release):
     stopping, take = threading.Event(), Evaluator._take
 
     def take_first(evaluator, ticket, payload):
@@ -105,11 +107,13 @@ def test_a_stop_in_an_evaluation_keeps_the_answers_that_came(run, monkeypatch):
         run.start(steps=2, stopping=stopping)
     assert run.newest_checkpoint().step == 2
     assert run.evaluated() == [0]
+    if release == "another":
+        monkeypatch.setattr(codec, "SCHEMA", codec.SCHEMA + 1)
     run.start(steps=2)
     assert run.evaluated() == [0, 2]
     records = [record for _, record in read_chain(run.run_folder, claim_next(run.folder))]
     asked = [record["asked"] for record in records if record["kind"] == "evaluation"]
-    assert asked == [[0, 1], [0, 1], [1]]
+    assert asked == [[0, 1], [0, 1], [0, 1] if release == "another" else [1]]
     run.check()
 
 
@@ -121,6 +125,23 @@ def test_evaluations_and_checkpoints_come_as_often_as_asked(run):
     assert json.loads((run.folder / "eval_results.json").read_text())["step"] == 5
     results = json.loads((run.folder / "train_results.json").read_text())
     assert (results["step"], results["reward"]) == (5, 0.5)
+
+
+def test_a_learner_killed_more_often_than_it_saves_makes_checkpoints_all_the_same(run):
+    for dies_in, step in ((3, None), (6, 5)):  # the second one retrains four steps first
+        with pytest.raises(Killed):
+            run.start(steps=20, dies_in=dies_in, save_steps=4)
+        newest = run.newest_checkpoint()
+        assert (newest and newest.step) == step
+
+
+def test_a_stop_after_retraining_saves_what_was_retrained(run):
+    with pytest.raises(Killed):
+        run.start(steps=9, dies_in=3)
+    stopping = threading.Event()
+    stopping.set()
+    run.start(steps=9, stopping=stopping)
+    assert run.newest_checkpoint().step == 4
 
 
 def test_a_finished_run_started_again_just_ends(run):

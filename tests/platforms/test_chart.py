@@ -15,7 +15,7 @@ from penstock.common.broker.acl import ROLES, user_name
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.config.redis_url import parse_url
-from penstock.common.errors import NEVER_RESTARTED
+from penstock.common.errors import FLEET_NEVER_RESTARTED
 from penstock.common.wire.ids import TicketId
 from tests.common.builders import V0, Run
 from tests.helpers import AclUsers, free_port, wait_until
@@ -126,7 +126,7 @@ def test_misspelt_values_are_refused(values):
 def test_the_job_is_not_repeated_after_the_exit_codes_that_say_so():
     rules = find("Job", "learner")["spec"]["podFailurePolicy"]["rules"]
     (codes,) = [rule["onExitCodes"]["values"] for rule in rules if rule["action"] == "FailJob"]
-    assert set(codes) == NEVER_RESTARTED
+    assert set(codes) == FLEET_NEVER_RESTARTED
     assert codes == sorted(codes), "Kubernetes wants them in order"
 
 
@@ -205,7 +205,7 @@ def test_a_learner_that_is_told_to_stop_does_not_complete_its_job(tmp_path, lear
 def test_several_gpus_are_for_torchrun_which_waits_as_long_as_the_pod():
     job = find("Job", "learner", learner={"gpus": 6, "graceS": 300})
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    words = "torchrun --standalone --nproc-per-node 6 -m penstock.learner"
+    words = "python -m penstock.learner.torchrun --standalone --nproc-per-node 6"
     assert container["args"][-6:] == words.split()
     assert {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": "290"} in container["env"]
 

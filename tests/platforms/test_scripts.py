@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from penstock.common.errors import WORKER_NEVER_RESTARTED
+from penstock.common.errors import FLEET_NEVER_RESTARTED
 from penstock.deploy.procfile import read_procfile
 from tests.helpers import wait_until
 from tests.platforms.checks import DEPLOY, planted, program, run
@@ -51,7 +51,23 @@ def test_slurm_is_told_to_queue_the_actors_again_and_when_to_signal_them():
 
 def test_an_element_is_not_queued_again_after_the_exit_codes_that_say_so():
     (codes,) = re.findall(r"^  ([\d |]+)\) exit", (SLURM / "actors.sbatch").read_text(), re.MULTILINE)
-    assert set(map(int, codes.split(" | "))) == WORKER_NEVER_RESTARTED
+    assert set(map(int, codes.split(" | "))) == FLEET_NEVER_RESTARTED
+
+
+def test_an_element_is_queued_again_without_the_others_of_its_array(tmp_path):
+    """The last element has the job id of the whole array: Slurm would queue all of them again."""
+    commands = {"actor": "", "srun": "exit 70", "sleep": "", "scontrol": 'echo "$@" > called'}
+    for name, text in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    (tmp_path / "first/slurm").mkdir(parents=True)
+    (tmp_path / "first/slurm/url").touch()
+    variables = {
+        "RUN_NAME": "first", "RUN_DIR": ".", "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "36", "SLURM_ARRAY_JOB_ID": "36", "SLURM_ARRAY_TASK_ID": "3",
+    }  # fmt: skip
+    subprocess.run(["bash", SLURM / "actors.sbatch"], cwd=tmp_path, env=variables, check=True)
+    assert (tmp_path / "called").read_text() == "requeue incomplete 36_3\n"
 
 
 def test_the_learners_procfile_uses_what_its_script_sets():

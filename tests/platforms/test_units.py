@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.common.errors import NEVER_RESTARTED, WORKER_NEVER_RESTARTED
+from penstock.common.errors import FLEET_NEVER_RESTARTED
 from tests.platforms.checks import BIN, DEPLOY, program, run
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
@@ -52,9 +52,9 @@ def test_systemd_catches_a_planted_error(tmp_path, old, new, text):
 def test_a_role_is_not_restarted_after_the_exit_codes_that_say_so(path):
     text = path.read_text()
     (codes,) = re.findall(r"^RestartPreventExitStatus=(.*)$", text, re.MULTILINE)
-    final = NEVER_RESTARTED if "learner" in path.name else WORKER_NEVER_RESTARTED
-    assert set(map(int, codes.split())) == final
+    assert set(map(int, codes.split())) == FLEET_NEVER_RESTARTED
     assert "\nRestart=on-failure\n" in text
+    assert "\nStartLimitIntervalSec=0\n" in text, "a server that is away uses up no starts"
 
 
 def test_each_role_has_its_own_users_url_and_only_the_rewarder_is_root():

@@ -206,6 +206,9 @@ def test_a_run_on_slurm_loses_nothing_when_an_element_is_queued_again(
     try:
         wait_until(lambda: site.steps() >= 3, "three steps", 600)
         assert {slurm.jobs()[f"{array}_{index}"] for index in range(4)} == {"RUNNING"}
+        slurm("scancel", "--signal=TERM", f"{array}_3")  # the last one, whose job id is the array's
+        wait_until(lambda: slurm.jobs().get(f"{array}_3") == "PENDING", "its actor's end", 120)
+        assert {slurm.jobs()[f"{array}_{index}"] for index in range(3)} == {"RUNNING"}
         slurm("scontrol", "requeue", f"{array}_2")
         slurm("scancel", f"{array}_3")
         wait_until(lambda: slurm.jobs().get(f"{array}_2") == "PENDING", "the element in the queue")

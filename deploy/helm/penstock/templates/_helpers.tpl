@@ -14,6 +14,9 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- define "penstock.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- /* The pod of all roles but the rewarder: not root, files of volumes are the group's. */ -}}
