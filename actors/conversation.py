@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.actors.engine import PromptRefused
 from penstock.actors.tool_calls import ToolCall
 from penstock.actors.turns import Message, TurnTemplate, answer_message
 from penstock.common.episodes.pool import Episode, EpisodeFailed, EpisodePool
 from penstock.common.log import get_logger
-from penstock.common.text import SHOWN, short
+from penstock.common.text import SHOWN, encodable, short
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import FinishReason, Int32s, Rollout, Sampling, Span, Ticket
 from penstock.common.wire.transcript import FAILED_TOOL, Transcript
@@ -33,7 +34,7 @@ Sample = Callable[[str, Int32s, Sampling, Version | None], Awaitable[Rollout]]
 
 _NO_IDS: Int32s = np.zeros(0, dtype="<i4")
 _LONGEST_SHOWN = 20_000
-"""Most letters of a message that a transcript keeps. The tokens have all of it."""
+"""Most letters that a transcript keeps of a message that is not the policy's."""
 
 
 @dataclass(slots=True)
@@ -139,7 +140,7 @@ class Conversation:
                 finish = await self._take(sampled, episode, in_thread)
             self.is_sampled = True
             return self._rollout(finish, reward=await in_thread(episode.reward))
-        except EpisodeFailed as error:
+        except (EpisodeFailed, PromptRefused) as error:
             log.warning(f"Rollout {self._index} of {self._ticket.id} broke.", reason=str(error))
             return self._rollout("environment", failure=str(error))
         finally:
@@ -278,5 +279,10 @@ def _abandon(begun: asyncio.Future[Episode]) -> None:
 
 
 def shown(message: Message) -> Message:
-    """Return a copy of a message with its content cut to the 20,000 letters that a transcript keeps."""
+    """Return a copy of a message as the transcript has it, for the rewards.
+
+    The policy's messages are whole; of another one 20,000 letters are kept.
+    """
+    if message["role"] == "assistant":
+        return message | {"content": encodable(message["content"])}
     return message | {"content": short(message["content"], _LONGEST_SHOWN)}

@@ -76,7 +76,7 @@ def _read_call(text: str) -> ToolCall:
         return ToolCall(
             "", error='the tool call has no name, expected {"name": ..., "arguments": {...}}'
         )
-    arguments = found.get("arguments", found.get("parameters", {}))
+    arguments = found.get("arguments", found.get("parameters")) or {}
     if isinstance(arguments, str):  # some models write the arguments as a text with JSON
         try:
             arguments = parse_json(arguments)

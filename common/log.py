@@ -1,9 +1,10 @@
 """Structured logs on standard error: one event with its fields per line, as text or as JSON."""
 
 import logging
+import os
 import sys
 import textwrap
-from typing import Literal, cast
+from typing import Literal, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
@@ -12,6 +13,11 @@ from penstock.common.text import as_block, hide_passwords, one_line
 
 _LINE = 135
 """Letters of a sentence in a log line of 160 letters; the others are for time and level."""
+
+
+def is_coloured(file: TextIO) -> bool:
+    """Return whether to write colours: to a terminal, unless NO_COLOR is set or TERM is "dumb"."""
+    return file.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def configure_logs(role: str, form: Literal["text", "json"]) -> None:
@@ -28,7 +34,7 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
     renderer: Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
+        else structlog.dev.ConsoleRenderer(colors=is_coloured(sys.stderr), pad_event_to=0)
     )
     structlog.configure(
         processors=[

@@ -64,7 +64,7 @@ class Evaluate(ResultCommand):
         """
         given = {variable: getattr(self, flag) for flag, variable in _VARIABLES.items()}
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})
-        os.environ["LEARNER_EVALUATE_ONLY"] = "true"
+        os.environ |= {"LEARNER_EVALUATE_ONLY": "true", "LEARNER_RESUME": "auto"}
         variables = read_environment(self.env_file)
         os.environ.update(_TRAINING if variables.get("LEARNER_EVAL_DATASET") else {})
         fitting = fitting_lengths(variables)

@@ -38,7 +38,7 @@ from penstock.common.files.lock import hold_lock
 from penstock.common.files.modes import umask
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.guard import guard_children
-from penstock.common.log import log_errors_alone
+from penstock.common.log import is_coloured, log_errors_alone
 from penstock.common.monitor.sync_watch import SyncWatch
 from penstock.common.monitor.watch import RunWatch
 from penstock.common.role import ending_signals
@@ -268,7 +268,7 @@ class Up(Command):
         """Return what shows the run of these `settings`: a live screen, or all lines as they come."""
         watch = RunWatch(partial(_connect, settings), settings.run.name)
         console = Console(file=sys.stdout)
-        if is_live(console, self.plain):
+        if is_live(console, self.plain or settings.run.log_format == "json"):
             return LiveScreen(watch, console)
         return Heartbeat(watch, Printer(sys.stdout))
 
@@ -419,7 +419,7 @@ class Printer:
         with self._lock:
             colour = self._colours.setdefault(service, _COLOURS[len(self._colours) % len(_COLOURS)])
             prefix = f"{report.child:<10} | "
-            if self._file.isatty():
+            if is_coloured(self._file):
                 prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
             try:
                 print(f"{prefix}{mark}{report.line}", file=self._file, flush=True)

@@ -288,7 +288,8 @@ class Learner:
         held-out questions.
         """
         every = self._settings.eval_steps
-        due = self._step in (0, self._plan.steps) or (every > 0 and self._step % every == 0)
+        ends = self._step == 0 or self._step >= self._plan.steps
+        due = ends or (every > 0 and self._step % every == 0)
         asked = due and len(self._plan.source.eval_questions) > 0
         return asked and self._step not in self._recorder.evaluated_steps()
 

@@ -53,4 +53,4 @@ def cause_of(reason: str) -> str:
         kind = ":".join(reason[: place.start()].split(":")[:2])
         file, line, function = place.groups()
         return f"{_VARYING.sub('..', kind)}: {file}, line {line}, in {function}"
-    return _VARYING.sub("..", reason)
+    return _VARYING.sub("..", reason.partition(", found ")[0])

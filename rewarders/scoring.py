@@ -13,6 +13,7 @@ from penstock.common.broker.run_view import RunView, wait_for_contract
 from penstock.common.errors import ContractMismatch, MalformedMessage
 from penstock.common.log import get_logger, shorten
 from penstock.common.reward_totals import first_scored, group_totals
+from penstock.common.sandbox.handle import TOO_LONG
 from penstock.common.text import SHOWN, as_text
 from penstock.common.transfer.model_folder import ModelFetcher
 from penstock.common.wire.codec import decode, encode
@@ -153,6 +154,8 @@ class Scorer:
         try:
             found = self.pool.score(spec, _only(arguments, scores.healthy))
         except ScoringFailed as error:
+            if TOO_LONG in str(error):  # said before the tries that may take as long again
+                self.failed.tell(str(error), "its completions are tried one by one")
             self._check_without_completion(spec, arguments, error)
             for index in scores.healthy:
                 try:

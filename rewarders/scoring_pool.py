@@ -1,7 +1,9 @@
 """The sandbox processes that compute rewards."""
 
 import os
+import re
 from dataclasses import asdict
+from pathlib import Path
 
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import PenstockError
@@ -73,7 +75,7 @@ class ScoringPool(SandboxPool):
             if not (isinstance(outcome, Mistake) and outcome.killed):
                 break
         if isinstance(outcome, Mistake):
-            return outcome.reason
+            return f"{outcome.reason}{_file_of(spec, outcome)}"
         return short(outcome) if isinstance(outcome, str) else "its check returned no text"
 
     def score(self, spec: RewardSpec, arguments: Arguments) -> Scores:
@@ -152,6 +154,16 @@ def _code_of(spec: RewardSpec) -> Code | None:
 
 
 def _file_of(spec: RewardSpec, mistake: Mistake) -> str:
-    """Return ", in FILE" for a user's reward of which the mistake names no place, else ""."""
-    named = not spec.source or ", line " in mistake.reason
-    return "" if named else f", in {os.path.basename(spec.source)}"
+    """Return ", in FILE, line N" for a user's reward of which the mistake names no place, else "".
+
+    The line is that of the reward's definition; it is left out if it is not found.
+    """
+    if not spec.source or ", line " in mistake.reason:
+        return ""
+    try:
+        text = Path(spec.source).read_text(errors="replace")
+    except OSError:  # a module's name
+        text = ""
+    defined = re.search(rf"^(?:(?:async )?def |class )?{re.escape(spec.name)}\b", text, re.MULTILINE)
+    line = f", line {text.count(chr(10), 0, defined.start()) + 1}" if defined else ""
+    return f", in {os.path.basename(spec.source)}{line}"

@@ -7,11 +7,13 @@ earlier turns anew, as Qwen 3's does. It is optional: `pip install 'penstock[ren
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from penstock.common.errors import ConfigError
+from penstock.common.files.reading import parse_json
 from penstock.common.text import encodable, short
 from penstock.common.wire.plain import find_fault
 
@@ -176,6 +178,10 @@ def _found_call(call: Any) -> FoundCall:
     status = str(call.status)
     error = "" if status == "ok" else _FAULTS.get(status, "the tool call is malformed")
     name = encodable(call.name) if isinstance(call.name, str) else ""
-    if not error and (not isinstance(call.arguments, dict) or find_fault(call.arguments, DEEPEST_CALL)):
+    arguments: Any = call.arguments or {}
+    if isinstance(arguments, str):  # some models write them as a text with JSON
+        with suppress(ValueError):
+            arguments = parse_json(arguments)
+    if not error and (not isinstance(arguments, dict) or find_fault(arguments, DEEPEST_CALL)):
         error = f"the arguments of the tool call: expected a JSON map of at most {DEEPEST_CALL} levels"
-    return name, {} if error else call.arguments, error
+    return name, {} if error else arguments, error

@@ -19,7 +19,7 @@ _START_S = 120.0
 _LIMIT_S = 10.0
 """Seconds that one prompt may take."""
 
-_PER_PROMPT_S = 0.1
+_PER_PROMPT_S = 1.0
 """Seconds of the limit that each prompt gives back: ten thousand slow prompts would take a day."""
 
 _SIMPLIFY = "simplify the file of LEARNER_PROMPT_TEMPLATE, or the model's own template"

@@ -23,7 +23,8 @@ def misplaced_values(settings: LearnerSettings) -> list[str]:
     loss_type cispo with epsilon_high 5 bounds the ratio at 6, in TRL at 5.
     """
     rules = [
-        *_clip_ranges(settings), *_corrections(settings), *_weights(settings), *_reference(settings)
+        *_clip_ranges(settings), *_corrections(settings), *_weights(settings), *_reference(settings),
+        *_idle(settings),
     ]  # fmt: skip
     return [text for applies, text in rules if applies]
 
@@ -143,6 +144,24 @@ def _reference(settings: LearnerSettings) -> list[_Rule]:
             f"{given} for a term that hardly counts: usual are 0.001 to 0.1, and 0, which needs none, "
             "with rewards that can be verified.",
         ),
+    ]
+
+
+def _idle(settings: LearnerSettings) -> list[_Rule]:
+    """Return a rule for each setting that another one switches off, with its warning if it was given."""
+    idle = [
+        (settings.lr_scheduler_type == "constant", ("min_lr",), "LR_SCHEDULER_TYPE is constant"),
+        (not settings.lora_rank, ("lora_alpha", "lora_target_modules"), "LORA_RANK is 0"),
+        (not settings.beta, ("kl_estimator",), "BETA is 0"),
+        (
+            not (settings.eval_dataset or settings.eval_holdout), ("eval_steps", "eval_samples"),
+            "no held-out questions are named (LEARNER_EVAL_DATASET, LEARNER_EVAL_HOLDOUT)",
+        ),
+    ]  # fmt: skip
+    return [
+        (off and name in settings.model_fields_set, f"LEARNER_{name.upper()} has no effect: {why}.")
+        for off, names, why in idle
+        for name in names
     ]
 
 

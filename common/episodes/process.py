@@ -221,9 +221,9 @@ def _text_of(error: Exception) -> str:
 def _failed(reason: str) -> dict[str, Any]:
     """Return {"text": "{'error': REASON}", "failed": True}, the answer to a failed call, as in TRL.
 
-    A reason over 4,194,304 letters is cut.
+    Of a reason 262,144 letters are kept: as JSON a letter may need 16 bytes of the answer.
     """
-    return {"text": encodable(str({"error": reason[:LONGEST_ANSWER]})), "failed": True}
+    return {"text": encodable(str({"error": reason[: LONGEST_ANSWER // 16]})), "failed": True}
 
 
 def reward() -> float | None:

@@ -48,9 +48,8 @@ _COLLECT_S = 0.02
 """Time between two looks for ended processes."""
 _LINE, _PLACE = 60, 300
 """Letters of a line of code that an error shows, and of the place with all its lines."""
-_LIBRARIES = tuple(
-    sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+_PACKAGES = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
+_LIBRARIES = (*(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")), *_PACKAGES)
 _FORK_S = 2.0
 """Time for a user's other processes to end, when the kernel allows no more of them."""
 
@@ -349,8 +348,8 @@ def _text_of(error: BaseException) -> str:
             text += f" (user id {os.getuid()}: {_READABLE})"
     except BaseException:  # the exception is of foreign code, its methods too
         text = "an exception without a text"
-    place = _place_of(error)
-    return short(f"{type(error).__name__}: {text}"[: frames.LONGEST_MISTAKE - len(place)] + place)
+    place = short(_place_of(error))[: _PLACE + 3]  # escaped before the cut, or the place would be lost
+    return short(f"{type(error).__name__}: {text}")[: frames.LONGEST_MISTAKE - len(place)] + place
 
 
 def _place_of(error: BaseException) -> str:
@@ -362,7 +361,9 @@ def _place_of(error: BaseException) -> str:
     try:
         frames_of = traceback.walk_tb(error.__traceback__)
         calls = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames_of]
-        own = [call for call in calls if call[0] in KEPT and not call[0].startswith(_LIBRARIES)]
+        kept = [call for call in calls if call[0] in KEPT]
+        own = [call for call in kept if not call[0].startswith(_LIBRARIES)]
+        own = own or [call for call in kept if call[0].startswith(_PACKAGES)]  # the user's, installed
         shown = "; ".join(
             f"{os.path.basename(path)}, line {line}, in {name}: `{_line_of(path, line)}`"
             for path, line, name in own[-2:]

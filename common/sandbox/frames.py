@@ -32,7 +32,7 @@ def pack(value: Any) -> bytes:
     NaN and infinity are packed too. Raise TypeError, ValueError or RecursionError for another value that
     is no JSON, ValueError also for over 512 MiB.
     """
-    return _framed(json.dumps(value).encode())
+    return _framed(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
 def pack_request(value: Any) -> bytes:

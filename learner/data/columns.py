@@ -34,10 +34,14 @@ SOLUTION_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class ColumnMapping:
-    """Names of the columns that hold the question and the gold answer ("" if no reward needs a gold)."""
+    """Names of the columns that hold the question and the gold answer ("": there is none).
+
+    `optional`: no reward needs a gold answer, so rows may lack theirs.
+    """
 
     prompt: str
     solution: str
+    optional: bool = False
 
 
 def map_columns(
@@ -85,7 +89,7 @@ def map_columns(
         remedy = f"set LEARNER_PROMPT_COLUMN={prompt} to leave input out, or join them"
         raise DataError(f"{source}: the question is in two columns, {prompt} and input: {remedy}")
     if not (settings.solution_column or NEED_GOLD & set(settings.rewards)):
-        return ColumnMapping(prompt, first(SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN"))
+        return ColumnMapping(prompt, first(SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN"), True)
     solution = pick(settings.solution_column, SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN")
     return ColumnMapping(prompt, solution)
 
@@ -209,7 +213,7 @@ def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: s
             f"{where}: {mapping.prompt} is {brief(prompt)}; expected a text, or a list of messages with "
             "a role and a text as content, one by the user. Correct the row, or LEARNER_PROMPT_COLUMN"
         )
-    if mapping.solution and _is_missing(solution):
+    if mapping.solution and not mapping.optional and _is_missing(solution):
         found = "null" if solution is None else brief(solution)
         remedy = "Correct the row, or LEARNER_SOLUTION_COLUMN"
         raise DataError(f"{where}: {mapping.solution} is {found}; expected the gold answer. {remedy}")

@@ -215,7 +215,8 @@ def count_steps(settings: LearnerSettings, questions: int) -> int:
     This is max_steps if it is not 0, else what num_train_epochs fill with groups_per_step, rounded up:
     10 questions, 2 epochs, 4 groups per step make 5. With evaluate_only it is 0.
     """
-    by_epochs = math.ceil(questions * settings.num_train_epochs / settings.groups_per_step)
+    exact = questions * settings.num_train_epochs / settings.groups_per_step
+    by_epochs = math.ceil(round(exact, 9))  # 100 * 1.1 is 110.00000000000001
     return 0 if settings.evaluate_only else settings.max_steps or by_epochs
 
 

@@ -170,7 +170,12 @@ def is_chat(settings: LearnerSettings, tokenizer: "PreTrainedTokenizerBase") -> 
 
 
 def _contents(messages: list[dict[str, Any]]) -> str:
-    """Return the messages' contents without roles and outer blanks, joined by line ends."""
+    """Return the messages' contents without roles and outer blanks, joined by line ends.
+
+    A single content is returned as it is.
+    """
+    if len(messages) == 1:
+        return str(messages[0]["content"])
     return "\n".join(str(message["content"]).strip() for message in messages)
 
 

@@ -37,16 +37,17 @@ def update_metrics(update: Update) -> dict[str, float | None]:
     if len(tokens.ratio) == 0:
         return metrics
     low, high = tokens.clipped_low.mean(), tokens.clipped_high.mean()
+    ratio = np.exp(np.clip(tokens.logprobs - tokens.behaviour, -80.0, 80.0))  # to the sampling policy
     return metrics | {
         "entropy": float(tokens.entropy.mean()),
         "kl": float(tokens.kl.mean()),
         "clip_ratio/low_mean": float(low),
         "clip_ratio/high_mean": float(high),
         "clip_ratio/region_mean": float(low + high),
-        "sampling/importance_sampling_ratio/min": float(tokens.ratio.min()),
-        "sampling/importance_sampling_ratio/mean": float(tokens.ratio.mean()),
-        "sampling/importance_sampling_ratio/max": float(tokens.ratio.max()),
-        "sampling/importance_sampling_ratio/std": float(tokens.ratio.std()),
+        "sampling/importance_sampling_ratio/min": float(ratio.min()),
+        "sampling/importance_sampling_ratio/mean": float(ratio.mean()),
+        "sampling/importance_sampling_ratio/max": float(ratio.max()),
+        "sampling/importance_sampling_ratio/std": float(ratio.std()),
         "sampling/importance_sampling_ratio/bounded": float(tokens.bounded.mean()),
         "sample/staleness_mean": float(tokens.staleness.mean()),
         "sample/staleness_max": int(tokens.staleness.max()),

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from blake3 import blake3
+
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.common.files.hashing import hash_file, new_digest
@@ -23,6 +25,7 @@ from penstock.common.files.reading import parse_json, reading
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.log import get_logger
 from penstock.common.text import one_line, short
+from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.data.files import kind_of, matching_files
 from penstock.learner.data.plan import Plan
 from penstock.learner.data.sources import Source
@@ -58,9 +61,15 @@ def describe_start(settings: LearnerSettings, plan: Plan) -> dict[str, Any]:
         "tokenizer": {"name": settings.model, "hash": plan.contract.tokenizer_hash},
         "dataset": _describe_data(settings.dataset, settings.dataset_split),
         "eval_dataset": _describe_data(settings.eval_dataset, settings.eval_split),
-        "rewards": {spec.name: spec.digest for spec in plan.contract.rewards},
+        "rewards": {one.name: _digest_of(one) for one in plan.contract.rewards}
+        | {code.name: code.digest for code in plan.contract.episodes.codes},
         "settings": settings.model_dump(mode="json"),
     }
+
+
+def _digest_of(spec: RewardSpec) -> str:
+    """Return the hash of a reward's code, or of a judge's or hub model's options; "" for a built-in."""
+    return spec.digest or (blake3(str(spec.options).encode()).hexdigest() if spec.kind else "")
 
 
 def check_same_run(
@@ -154,10 +163,10 @@ def _changed_evaluation(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
 
 
 def _changed_rewards(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each reward that both starts have, with other code."""
+    """Yield a line for each reward, tool, environment or agent of both starts, with other code."""
     for name, code in now["rewards"].items():
         if name in before["rewards"] and before["rewards"][name] != code:
-            yield f"the code of the reward {name}; it scores the groups that come from now on"
+            yield f"the code or options of {name}; they hold for the groups that come from now on"
 
 
 def _changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tests.chaos.victims import ACTOR, EPISODE, GUARD, KEEPER, LEARNER, NURSERY, REWARDER, SCORER, SERVER
 
 WHOLE_S = 600.0
-_WHOLE_STEPS = 90
+_WHOLE_STEPS = 100
 GROUPS_PER_STEP = 12
 _WHOLE_DECK = {
     SERVER: 34, LEARNER: 22, ACTOR: 110, REWARDER: 30,
@@ -24,7 +24,7 @@ _SHORTEST_MEAN_S, _LONGEST_MEAN_S = 0.5, 1.5
 """Where a run starts slowly its pace promises too much time: then the deck would be spent too late."""
 _START_STEPS = 12
 """Of these, whatever the run's size: the start of a short run takes as long as that of a whole one."""
-_CALM = 0.25
+_CALM = 0.35
 """Share of the steps at the end in which no kill is planned: they are the fastest, once all learner and
 server cards are dealt, and what a kill broke has to mend."""
 

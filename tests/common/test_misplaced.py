@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ RECIPES = sorted((Path(__file__).parents[2] / "deploy" / "recipes").glob("*.env"
         ({"loss_type": "cispo", "epsilon_high": 4.0, "epsilon": 0.1}, "no effect with cispo"),
         (GSPO | {"importance_sampling_level": "token"}, "no effect: gspo"),
         ({"beta": 0.9}, "LEARNER_ADAM_BETA1"),
+        ({"min_lr": 1e-7}, "LEARNER_MIN_LR has no effect: LR_SCHEDULER_TYPE is constant"),
+        ({"lora_alpha": 16}, "LEARNER_LORA_ALPHA has no effect: LORA_RANK is 0"),
+        ({"kl_estimator": "k1"}, "LEARNER_KL_ESTIMATOR has no effect: BETA is 0"),
+        ({"eval_steps": 5}, "LEARNER_EVAL_STEPS has no effect: no held-out questions"),
         ({"importance_sampling_cap": 3.0}, "TRL's bound of sequence_mask"),
         ({"importance_sampling_cap": 0.2, "importance_sampling_min": 0.1}, "not its distance from 1"),
         (SEQUENCE_MASK, "sequences with a ratio below 0.5 are masked"),
@@ -83,6 +88,8 @@ def test_sound_values_are_not(values: dict[str, Any]) -> None:
 def test_no_recipe_has_one(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in dotenv_values(recipe).items():
         monkeypatch.setenv(name, value or "")
+    if not os.environ.get("LEARNER_EVAL_HOLDOUT"):  # the user names the questions, held-out ones too
+        monkeypatch.setenv("LEARNER_EVAL_DATASET", "heldout.jsonl")
     assert misplaced_values(load(LearnerCommand, "learner", []).learner) == []
 
 

@@ -159,6 +159,7 @@ def test_a_ticket_is_not_sampled_by_a_version_older_than_itself():
 def test_steps_are_counted_by_epochs_unless_given():
     assert count_steps(make_settings(groups_per_step=4, num_train_epochs=2), 10) == 5
     assert count_steps(make_settings(max_steps=7), 10) == 7
+    assert count_steps(make_settings(groups_per_step=10, num_train_epochs=1.1), 100) == 11
 
 
 def rows_of(*pairs):
@@ -224,6 +225,13 @@ def test_a_gold_is_needed_only_if_a_reward_needs_it(tmp_path):
         load(source)
     (question,), _ = load(source, rewards=["format"])
     assert question.columns == {"prompt": "q", "question": "q"}
+    source = write(
+        tmp_path / "some.jsonl", '{"question": "q", "answer": null}\n{"question": "r", "answer": 1}'
+    )
+    with pytest.raises(DataError, match="answer is null"):
+        load(source)
+    questions, _ = load(source, rewards=["format"])
+    assert [one.columns["solution"] for one in questions] == [None, 1]
 
 
 def test_dates_and_decimals_ride_along_as_text(tmp_path):

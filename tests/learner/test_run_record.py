@@ -161,7 +161,7 @@ def test_changed_settings_and_code_of_rewards_are_reported(home):
     said = home.start()
     assert "Changed since the last start: LEARNER_LEARNING_RATE was 1e-06 and is 3e-06." in said
     assert "Changed since the last start: LEARNER_EPSILON_HIGH was 0.28 and is 0.3." in said
-    assert any("the code of the reward own" in line for line in said)
+    assert any("the code or options of own" in line for line in said)
     assert len(said) == 3
 
 

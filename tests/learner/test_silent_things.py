@@ -78,7 +78,7 @@ TWELVE: dict[str, tuple[Callable[[Path], str], str]] = {
     "another model": (restarted(other_model), "was started with another model"),
     "another tokenizer": (restarted(other_tokenizer), "was started with another tokenizer"),
     "other training questions": (restarted(other_rows), "was started with another dataset"),
-    "another reward's code": (restarted(other_code), "the code of the reward own"),
+    "another reward's code": (restarted(other_code), "the code or options of own"),
     "another setting": (restarted(set_to(learning_rate=3e-6)), "LEARNER_LEARNING_RATE was 1e-06"),
     "other held-out questions": (restarted(other_held_out), "LEARNER_EVAL_DATASET was empty"),
     "nothing to resume": (restarted(set_to(resume="must"), begun=False), "has no run with a step"),

@@ -74,18 +74,33 @@ def test_a_reward_that_raises_is_named_with_file_and_line(pool, tmp_path, fault)
 def test_a_reward_that_returns_nonsense_is_named_with_its_file(pool, tmp_path, returned):
     said = failure_of(pool, tmp_path, f"    return {returned}\n")
     assert said.startswith(f"reward own: ValueError: {RETURNED[returned]}"), said
-    assert ", in own.py" in said
+    assert ", in own.py, line 3" in said
 
 
 def test_a_slow_reward_is_named_with_the_setting(pool, tmp_path):
     said = failure_of(pool, tmp_path, "    __import__('time').sleep(1000)\n")
     assert said.startswith("reward own: took more than 4 s (REWARDER_TIMEOUT_S: make the reward faster")
-    assert ", in own.py" in said
+    assert ", in own.py, line 3" in said
+
+
+def test_a_slow_reward_is_told_before_it_is_tried_again(pool, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(Failures, "tell", lambda _, reason, *rest: told.append(reason))
+    failure_of(
+        pool, tmp_path, "    if len(completions) > 1: __import__('time').sleep(1000)\n    1 / 0\n"
+    )
+    assert "took more than 4 s" in told[0]
 
 
 def test_the_place_survives_a_long_message(pool, tmp_path):
     said = failure_of(pool, tmp_path, "    raise ValueError('x' * 5000)\n")
     assert "own.py, line 4, in own: `raise ValueError('x' * 5000)`" in said
+    assert len(said) < 1500
+
+
+def test_the_place_survives_letters_that_are_escaped(pool, tmp_path):
+    said = failure_of(pool, tmp_path, "    raise ValueError('\\x1b\\u200b' * 220)\n")
+    assert "own.py, line 4, in own: `raise" in said
     assert len(said) < 1500
 
 
@@ -128,6 +143,17 @@ def test_a_cause_is_told_once_and_then_counted():
     assert said[1].startswith("10 failures so far of this cause, the newest: reward own: ValueError")
     assert said[3].startswith("1000 failures")
     assert "own.py, line 9" in said[4]
+
+
+def test_wrong_values_are_one_cause_whatever_they_are():
+    failures = Failures()
+    with structlog.testing.capture_logs() as logs:
+        for number in range(100):
+            value = f"I think {chr(97 + number % 26)} is 0.{number + 100}"
+            failures.tell(
+                f"reward own: ValueError: expected finite numbers, found {value} (str)", "again"
+            )
+    assert len(logs) == 3
 
 
 def test_a_reward_whose_errors_never_repeat_does_not_flood_the_log():

@@ -24,6 +24,7 @@ from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.rewarders.filtering import NO_REWARD, NO_SPREAD
 from penstock.rewarders.scoring import _NOT_THE_ANSWERS
 from tests.helpers import runs_alone, wait_until
+from tests.rewarders import bad_rewards
 from tests.rewarders.stand_ins import (
     RewarderThread,
     RunUnderTest,
@@ -158,7 +159,8 @@ def test_a_reward_that_keeps_failing_ends_as_dead_and_never_as_zero(
     with rewarder():
         (verdict,) = run.outcomes("train", 1)
         (name,) = read_consumer_names(connection, keys)
-    killed = "reward leave: killed its process (exit code 3), in bad_rewards.py"
+    line = bad_rewards.leave.__code__.co_firstlineno
+    killed = f"reward leave: killed its process (exit code 3), in bad_rewards.py, line {line}"
     cause = f"{killed}, for the completion `0` too: {_NOT_THE_ANSWERS}"
     reason = f"{cause} (reported by {name})"
     assert verdict == Verdict("train:0", "dead", reason)
