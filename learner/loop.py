@@ -132,7 +132,8 @@ class Learner:
         DataError for streamed rows.
         """
         self._publish()
-        log.info(f"Training from step {self._step} to {self._plan.steps}.")
+        what = f"Training from step {self._step} to {self._plan.steps}"
+        log.info("Evaluating." if self._settings.evaluate_only else f"{what}.")
         if self._step >= self._plan.steps > 0:
             log.warning(
                 f"All {self._plan.steps} steps were made by an earlier start: nothing is trained now. "

@@ -451,7 +451,8 @@ class LearnerSettings(
         if self.dataset_weights and found != expected:
             raise ValueError(f"LEARNER_DATASET_WEIGHTS: set {expected}, one per data set, found {found}")
         if self.eval_num_generations > 1 and not self.eval_temperature:
-            raise ValueError("LEARNER_EVAL_NUM_GENERATIONS over 1 needs LEARNER_EVAL_TEMPERATURE over 0")
+            several = "LEARNER_EVAL_NUM_GENERATIONS over 1 needs LEARNER_EVAL_TEMPERATURE over 0"
+            raise ValueError(f"{several} (of `penstock evaluate` --generations and --temperature)")
         if 0 < self.eval_temperature < LOWEST_TEMPERATURE:
             raise ValueError(f"LEARNER_EVAL_TEMPERATURE: expected 0 or at least {LOWEST_TEMPERATURE}")
         if self.evaluate_only and not (self.eval_dataset or self.eval_holdout):

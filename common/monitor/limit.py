@@ -55,7 +55,7 @@ class LimitWatch:
         while self._samples[0][0] < present - _WINDOW_S:
             self._samples.popleft()
         sampled = sum(waits for _, waits in self._samples) / len(self._samples)
-        found = _standstill(now) or _missing(now) or self._dying(now)
+        found = _standstill(now) or _missing(now) or self._dying(now) or _evaluating(now)
         return found or _slowest(now, _waiting_share(now, sampled))
 
     def _dying(self, now: Overview) -> str:
@@ -119,6 +119,14 @@ def _missing(now: Overview) -> str:
     if is_first and not now.gone("actor"):
         return Cause("The first actor has not joined yet: vLLM takes a minute to start.", "actor")
     return _absence(now, "actor", "")
+
+
+def _evaluating(now: Overview) -> str:
+    """Return that the learner waits, while held-out questions are open; else ""."""
+    asked = now.streams.get("eval_tickets")
+    if not (asked and asked.depth and now.learner.phase == WAITING_FOR_GROUPS):
+        return ""
+    return f"The learner waits; of an evaluation {counted(asked.depth, 'held-out question')} are open."
 
 
 def _absence(now: Overview, role: str, consequence: str) -> Fault:

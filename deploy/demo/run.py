@@ -159,8 +159,8 @@ def announce(steps: int, log: Path) -> None:
   vLLM; the rewarder scores the answers; the queue server carries the work between them.
   {steps} steps. In each step the model is trained once, on 64 groups. A group has 8 answers to one sum,
   sampled from the model at random. Groups all right or all wrong teach nothing: others are made.
-    reward     share of right answers in the step's groups: less than the skill, as sums that the
-               model always solves are not among them
+    reward     share of right answers in the step's groups: less than the skill, as these answers
+               are sampled at random
     staleness  age in steps of the weights that gave these answers: 0 for the newest weights
     entropy    how unsure the model is of its next digit: 0 is sure, 1 as among three equal choices
   To measure the skill, the model gives only its likeliest answer to each held-out sum.

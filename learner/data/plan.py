@@ -292,7 +292,7 @@ def check_length(settings: LearnerSettings, config: "PreTrainedConfig") -> None:
         raise ConfigError(
             f"LEARNER_MAX_PROMPT_LENGTH ({settings.max_prompt_length}) + LEARNER_MAX_COMPLETION_LENGTH "
             f"({settings.max_completion_length}) is {wanted} tokens, but the model takes {limit}: "
-            "lower one of the two"
+            f"lower them to {limit} together, such as {limit // 2} each"
         )
 
 

@@ -169,17 +169,19 @@ class Intake:
         found = self._arrivals
         refused = "".join(f", {MEANING[why]}: {count}" for why, count in self.check.refused.items())
         begin, end = "", f". The last that died is {found.last_dead}" if found.dead else ""
+        why = "the questions are too easy, too hard, or the rewards do not fit. See `penstock samples`, "
+        why += "`queues audit`, then change data or rewards"
         unscored = [one for one in found.filtered if UNSCORED in one.reason]
         if unscored:
             last = f"{unscored[-1].ticket_id}: {unscored[-1].reason}"
             begin = f"rewards fail in {len(unscored)} of these groups, such as {last}. "
         if 2 * found.dead > found.without_signal:  # the cause comes first: it is not the questions
             begin, end = f"{found.last_dead}. Like this ticket, most died; ", ""
+            why = "correct what failed; `penstock samples --failed` and `queues dead` show it"
         return NoSignal(
             f"{begin}step {step}: {found.without_signal} groups in a row had nothing to learn from "
             f"({len(found.filtered)} without spread in their rewards, {found.dead} dead, "
-            f"{found.stale} stale{refused}): the questions are too easy, too hard, or the rewards "
-            f"do not fit. See `penstock samples`, `queues audit`, then change data or rewards{end}",
+            f"{found.stale} stale{refused}): {why}{end}",
             found.filtered,
         )
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from penstock.actors.conversation import shown
 from penstock.actors.engine import Aborted
 from penstock.actors.rollout_groups import Conversations
 from penstock.actors.tool_calls import read_calls
@@ -200,6 +201,12 @@ def test_the_answers_of_tools_are_in_the_transcript(converse: Converse) -> None:
     assert (talk.reward, talk.failure) == (None, "")
 
 
+def test_what_the_policy_wrote_is_whole_in_the_transcript() -> None:
+    long = "a" * 25_000 + r"\boxed{42}"
+    assert shown({"role": "assistant", "content": long})["content"] == long
+    assert len(shown({"role": "tool", "name": "look", "content": long})["content"]) == 20_000
+
+
 def test_the_ends_of_a_conversation_are_told_apart(converse: Converse) -> None:
     always = [call_of(a=1, b=2)]
     (rollout, *_), engine = converse(always, max_turns=2)
@@ -353,6 +360,8 @@ def test_an_aborted_group_keeps_the_conversations_that_ended(
             [("add", {}, "")],
         ),
         ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}', "", [("add", {"a": 1}, "")]),
+        ('<tool_call>{"name": "add", "arguments": null}</tool_call>', "", [("add", {}, "")]),
+        ('<tool_call>{"name": "add", "arguments": ""}</tool_call>', "", [("add", {}, "")]),
         ('<tool_call>{"name": 7}</tool_call>x', "x", [("", {}, "no name")]),
         ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "", [("add", {}, "JSON map")]),
     ],

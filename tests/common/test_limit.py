@@ -12,6 +12,7 @@ from rich.console import Console
 
 from penstock.common.broker.process_signs import LearnerProgress, WorkerSign
 from penstock.common.broker.run_view import LearnerSign
+from penstock.common.log import is_coloured
 from penstock.common.monitor.limit import Fault, LimitWatch, gain_of_one_more
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.screen import duration, process_row, render, sparkline
@@ -79,6 +80,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "rewarders are the limit, with 3 groups to score.",
     ),
+    "an evaluation": (
+        {"streams": streams(eval_tickets=(193, 64))},
+        "The learner waits; of an evaluation 193 held-out questions are open.",
+    ),
     "groups that die": (
         {"totals": {"issued": 90, "trained": 8, "dead": 55, "evaluated": 900}},
         "55 of 63 groups died: a reward, a tool or the prompts fail. `queues dead` says why.",
@@ -134,7 +139,7 @@ def test_the_sentence_names_the_cause(name: str) -> None:
     assert words in sentence
     works = (
         "actors", "the learner", "rewarders", "rewarders that hold all", "long answers",
-        "the first step", "no actor yet", "no rewarder yet", "a start", "the end",
+        "the first step", "no actor yet", "no rewarder yet", "a start", "the end", "an evaluation",
     )  # fmt: skip
     assert isinstance(sentence, Fault) == (name not in works)
     missing = {
@@ -230,6 +235,20 @@ def test_without_colour_nothing_is_coloured(monkeypatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     plain = "".join(shown(RUNNING, 100, 30, force_terminal=True))
     assert not any(f"\x1b[{code}m" in plain for code in (31, 32, 33, 34, 35, 36))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "coloured"),
+    [("TERM", "xterm", True), ("TERM", "dumb", False), ("NO_COLOR", "1", False)],
+)
+def test_colours_are_for_terminals_that_want_them(monkeypatch, variable, value, coloured) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv(variable, value)
+    terminal = io.StringIO()
+    assert not is_coloured(terminal)
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    assert is_coloured(terminal) is coloured
 
 
 def test_a_sparkline_has_a_letter_per_value() -> None:

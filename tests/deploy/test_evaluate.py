@@ -46,6 +46,7 @@ def test_the_figures_are_printed(folder, monkeypatch, capsys):
     assert asked(folder, monkeypatch, {"step": 0, "eval/pass@1": 0.25}) == 0
     assert os.environ["LEARNER_EVAL_NUM_GENERATIONS"] == "4"
     assert os.environ["LEARNER_EVALUATE_ONLY"] == "true"
+    assert os.environ["LEARNER_RESUME"] == "auto", "a run's settings may name a checkpoint"
     said = capsys.readouterr().out
     assert "pass@1                                0.2500" in said
     assert f"penstock samples {folder} --evaluations" in said

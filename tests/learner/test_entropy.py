@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -84,6 +85,16 @@ def test_a_damaged_state_is_an_error(wrong) -> None:
 def test_settings_without_effect_or_out_of_bounds_are_refused(wrong) -> None:
     with pytest.raises(ValidationError, match="LEARNER_ENTROPY_"):
         make_settings(**wrong)
+
+
+def test_the_logged_ratio_is_that_to_the_sampling_policy(model_folder) -> None:
+    update = make_policy(model_folder, decoupled_loss=True).update(make_batch(1)[1], 1)
+    ratio = np.exp(update.tokens.logprobs - update.tokens.behaviour)
+    found = update_metrics(update)
+    for name in ("min", "mean", "max", "std"):
+        logged = found[f"sampling/importance_sampling_ratio/{name}"]
+        assert logged == pytest.approx(getattr(ratio, name)())
+    assert found["sampling/importance_sampling_ratio/std"] > 0
 
 
 def test_each_optimizer_step_adapts_and_the_first_has_no_bonus(model_folder) -> None:

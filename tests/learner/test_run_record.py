@@ -165,6 +165,15 @@ def test_changed_settings_and_code_of_rewards_are_reported(home):
     assert len(said) == 3
 
 
+def test_another_file_of_a_judge_is_reported(home):
+    judge = RewardSpec("judge", kind="judge", options={"model": "a", "prompt": "Is it right?"})
+    home.rewards = (judge,)
+    home.start()
+    assert home.start() == []
+    home.rewards = (replace(judge, options=judge.options | {"model": "b"}),)
+    assert len(home.start()) == 1
+
+
 def test_changed_held_out_questions_are_reported_and_moved_ones_are_not(home, tmp_path):
     held = tmp_path / "held.jsonl"
     held.write_text('{"question": "2+2", "answer": "4"}\n')

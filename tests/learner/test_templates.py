@@ -47,6 +47,7 @@ ASKED = {"messages": MESSAGES, "tools": None, "add_generation_prompt": True}
         ("1+1=", OWN, {}, "^user:1+1=|assistant:"),
         ("1+1=", None, {}, "<s>1+1="),
         ("1+1=", OWN, {"prompt_template": "none"}, "<s>1+1="),
+        ("def f(x):\n    ", None, {}, "<s>def f(x):\n    "),
         (MESSAGES, None, {}, "<s>Be brief.\n1+1=?"),
         (MESSAGES, OWN, {}, "^system:Be brief.|user:1+1=?|assistant:"),
         ("1+1=", OWN, {"system_prompt": "Think."}, "^system:Think.|user:1+1=|assistant:"),
