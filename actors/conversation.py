@@ -141,6 +141,8 @@ class Conversation:
             self.is_sampled = True
             return self._rollout(finish, reward=await in_thread(episode.reward))
         except (EpisodeFailed, PromptRefused) as error:
+            if isinstance(error, PromptRefused) and not self._turns:
+                raise  # the ticket's own prompt
             log.warning(f"Rollout {self._index} of {self._ticket.id} broke.", reason=str(error))
             return self._rollout("environment", failure=str(error))
         finally:

@@ -14,14 +14,16 @@ from torch.distributed.run import main as torchrun
 
 
 def launch(flags: Sequence[str]) -> int:
-    """Run learners by torchrun with these flags; return the code of the one that failed first, else 0.
+    """Run learners by torchrun with these flags; return the exit code of rank 0, 1 if another failed.
 
-    Signal 9 is 137. Raise torch's SignalException if told to stop.
+    Only rank 0 reads data and settings and talks to the queue server: a follower that lost it can be
+    started again. Signal 9 is 137. Raise torch's SignalException if told to stop.
     """
     try:
         torchrun([*flags, "-m", "penstock.learner"])
     except ChildFailedError as error:
-        code: int = error.get_first_failure()[1].exitcode
+        first = error.failures.get(0)
+        code: int = first.exitcode if first else 1
         return code if code >= 0 else 128 - code
     return 0
 

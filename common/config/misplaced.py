@@ -148,7 +148,7 @@ def _reference(settings: LearnerSettings) -> list[_Rule]:
 
 
 def _idle(settings: LearnerSettings) -> list[_Rule]:
-    """Return a rule for each setting that another one switches off, with its warning if it was given."""
+    """Return a rule for each setting that another one switches off, with its warning if changed."""
     idle = [
         (settings.lr_scheduler_type == "constant", ("min_lr",), "LR_SCHEDULER_TYPE is constant"),
         (not settings.lora_rank, ("lora_alpha", "lora_target_modules"), "LORA_RANK is 0"),
@@ -159,7 +159,10 @@ def _idle(settings: LearnerSettings) -> list[_Rule]:
         ),
     ]  # fmt: skip
     return [
-        (off and name in settings.model_fields_set, f"LEARNER_{name.upper()} has no effect: {why}.")
+        (
+            off and getattr(settings, name) != LearnerSettings.model_fields[name].default,
+            f"LEARNER_{name.upper()} has no effect: {why}.",
+        )
         for off, names, why in idle
         for name in names
     ]

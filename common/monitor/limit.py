@@ -126,7 +126,7 @@ def _evaluating(now: Overview) -> str:
     asked = now.streams.get("eval_tickets")
     if not (asked and asked.depth and now.learner.phase == WAITING_FOR_GROUPS):
         return ""
-    return f"The learner waits; of an evaluation {counted(asked.depth, 'held-out question')} are open."
+    return f"The learner waits for an evaluation: {counted(asked.depth, 'question')} left."
 
 
 def _absence(now: Overview, role: str, consequence: str) -> Fault:

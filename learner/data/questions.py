@@ -173,9 +173,9 @@ def hold_out(
 
     `sets` has the questions of each data set, and is not changed. Questions keep their order.
     LEARNER_EVAL_HOLDOUT is a share below 1 (0.25), or from 1 on a number (30), of all questions;
-    settings.seed draws which, by the prompts' tokens: added questions move few others, and equal ones
-    stay together. Raise ConfigError if LEARNER_EVAL_HOLDOUT is neither (1.5), would hold out none or all
-    of the questions, or leaves a data set without a question.
+    settings.seed draws which, by their content: added rows move few others, and equal rows stay
+    together, so that a few less may be held out. Raise ConfigError if LEARNER_EVAL_HOLDOUT is neither
+    (1.5), would hold out none or all of the questions, or leaves a data set without a question.
     """
     total = sum(map(len, sets))
     wanted = settings.eval_holdout
@@ -190,8 +190,12 @@ def hold_out(
         )
     chosen = np.zeros(total, bool)
     seed = str(settings.seed).encode()
-    drawn_by = [blake3(seed + np.asarray(one.prompt_ids).tobytes()).digest() for one in chain(*sets)]
-    chosen[sorted(range(total), key=drawn_by.__getitem__)[:count]] = True
+    drawn_by = [blake3(seed + repr(one.columns).encode()).digest() for one in chain(*sets)]
+    order = sorted(range(total), key=drawn_by.__getitem__)
+    cut = count
+    while cut and drawn_by[order[cut]] == drawn_by[order[cut - 1]]:  # between equal rows
+        cut -= 1
+    chosen[order[: cut or count]] = True
     drawn = np.split(chosen, np.cumsum([len(one) for one in sets])[:-1])
     kept = [list(compress(one, ~held)) for one, held in zip(sets, drawn, strict=True)]
     if not all(kept):

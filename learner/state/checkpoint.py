@@ -10,12 +10,13 @@ checkpoints/{incarnation:06d}-{step:08d}/
 import json
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 from penstock.common.config.learner_settings import LearnerSettings
-from penstock.common.errors import ConfigError
+from penstock.common.errors import ConfigError, DiskFailed
 from penstock.common.files.disk import failure_of
 from penstock.common.files.hashing import has_hash, hash_file
 from penstock.common.files.reading import DAMAGE, explain, parse_json
@@ -134,12 +135,19 @@ def _delete_old(folder: LearnerFolder, settings: LearnerSettings) -> None:
     if max(claims, default=0) > folder.incarnation:
         return
     ends = {**lengths_on_chain(folder, claims[folder.incarnation]), folder.incarnation: sys.maxsize}
-    positions = {path: at for path in found if (at := _position(path))}
+    positions = {path: at for path in found if (at := _known_position(path))}
     valid = [path for path, at in positions.items() if at.offset <= ends.get(at.incarnation, -1)]
     kept = valid[: settings.save_total_limit]
     _delete_others(found, set(positions), kept, settings.save_total_limit)
     if settings.journal_retention == "resume" and len(kept) > 1:
         _trim_journal(folder, kept, positions[kept[-1]])
+
+
+def _known_position(folder: Path) -> Position | None:
+    """Return the journal position of a checkpoint; None, also if a disk that broke hides it."""
+    with suppress(DiskFailed):
+        return _position(folder)
+    return None
 
 
 def _delete_others(found: list[Path], undamaged: set[Path], kept: list[Path], most: int) -> None:
@@ -163,7 +171,10 @@ def _trim_journal(run_folder: RunFolder, kept: list[Path], oldest: Position) -> 
     error and delete nothing; the newest, just written, is not checked.
     """
     doomed = segments_before(run_folder, oldest.incarnation, oldest.offset)
-    damaged = [folder for folder in kept[1:] if _find_damage(folder)] if doomed else []
+    try:
+        damaged = [folder for folder in kept[1:] if _find_damage(folder)] if doomed else []
+    except DiskFailed:  # one that cannot be read may be needed with all of the journal
+        damaged = kept[1:]
     if damaged:
         log.error("The journal is not trimmed: a checkpoint is damaged.", folder=str(damaged[0]))
         return

@@ -19,7 +19,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from penstock.actors.conversation import shown
-from penstock.actors.engine import Aborted
+from penstock.actors.engine import Aborted, PromptRefused
 from penstock.actors.rollout_groups import Conversations
 from penstock.actors.tool_calls import read_calls
 from penstock.actors.turns import TurnTemplate
@@ -199,6 +199,30 @@ def test_the_answers_of_tools_are_in_the_transcript(converse: Converse) -> None:
     assert [message.get(FAILED_TOOL, False) for message in talk.messages[1:5]] == [False, *[True] * 3]
     assert (talk.turns, talk.tool_calls, talk.tool_failures) == (2, 4, 3)
     assert (talk.reward, talk.failure) == (None, "")
+
+
+def test_a_refused_later_turn_costs_its_rollout_and_a_refused_first_one_the_ticket(
+    converse: Converse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = [call_of(a=1, b=2), "It is 3."]
+
+    def refuse(refused: str) -> None:
+        text_for = TalkingEngine.text_for
+
+        def text_or_refusal(engine: TalkingEngine, name: str) -> str:
+            if name == refused:
+                raise PromptRefused("the prompt is too long")
+            return text_for(engine, name)
+
+        monkeypatch.setattr(TalkingEngine, "text_for", text_or_refusal)
+
+    refuse("g#1.1")
+    rollouts, _ = converse(script, num_generations=3)
+    assert [rollout.finish_reason for rollout in rollouts] == ["stop", "environment", "stop"]
+    assert "the prompt is too long" in rollouts[1].failure
+    refuse("g#0.0")
+    with pytest.raises(PromptRefused):
+        converse(script, num_generations=3)
 
 
 def test_what_the_policy_wrote_is_whole_in_the_transcript() -> None:

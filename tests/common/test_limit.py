@@ -82,7 +82,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an evaluation": (
         {"streams": streams(eval_tickets=(193, 64))},
-        "The learner waits; of an evaluation 193 held-out questions are open.",
+        "The learner waits for an evaluation: 193 questions left.",
     ),
     "groups that die": (
         {"totals": {"issued": 90, "trained": 8, "dead": 55, "evaluated": 900}},

@@ -37,7 +37,7 @@ RECIPES = sorted((Path(__file__).parents[2] / "deploy" / "recipes").glob("*.env"
         ({"loss_type": "cispo", "epsilon_high": 4.0, "epsilon": 0.1}, "no effect with cispo"),
         (GSPO | {"importance_sampling_level": "token"}, "no effect: gspo"),
         ({"beta": 0.9}, "LEARNER_ADAM_BETA1"),
-        ({"min_lr": 1e-7}, "LEARNER_MIN_LR has no effect: LR_SCHEDULER_TYPE is constant"),
+        ({"min_lr": 1e-7, "beta": 0.0}, "LEARNER_MIN_LR has no effect: LR_SCHEDULER_TYPE is constant"),
         ({"lora_alpha": 16}, "LEARNER_LORA_ALPHA has no effect: LORA_RANK is 0"),
         ({"kl_estimator": "k1"}, "LEARNER_KL_ESTIMATOR has no effect: BETA is 0"),
         ({"eval_steps": 5}, "LEARNER_EVAL_STEPS has no effect: no held-out questions"),

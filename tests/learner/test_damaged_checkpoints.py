@@ -92,6 +92,19 @@ def test_a_disk_that_broke_leaves_a_checkpoint_where_it_is(run, model_folder, mo
     assert (past.step, past.retrained) == (2, 0)
 
 
+def test_an_old_checkpoint_that_cannot_be_read_keeps_no_new_one_from_being_written(run, monkeypatch):
+    old = run.checkpoint(2, run.step(1)).folder
+
+    def fail(path, *_):
+        if old in path.parents:
+            raise OSError(errno.EIO, "Input/output error")
+        return True
+
+    monkeypatch.setattr(module, "has_hash", fail)
+    assert run.checkpoint(3, run.step(2)).step == 3
+    assert old.is_dir()
+
+
 def test_without_damage_the_newest_is_used(run, model_folder):
     run.checkpoint(2, run.step(1))
     run.step(2)

@@ -424,7 +424,12 @@ def test_questions_are_held_out_by_the_seed_and_never_trained(tmp_path):
     assert prompts(load(source, eval_holdout=5)[1]) == prompts(held_out)
     more = write(tmp_path / "more.jsonl", *rows_of(*((f"q{n}", "1") for n in (0, *range(25)))))
     added = {prompt for prompt in prompts(load(more)[0]) if prompt not in prompts(load(source)[0])}
-    assert set(prompts(load(more, eval_holdout=5)[1])) <= {*prompts(held_out), *added}
+    trained, held_more = load(more, eval_holdout=5)
+    assert set(prompts(held_more)) <= {*prompts(held_out), *added}
+    for seed in range(20):  # of the two equal rows none is on the other side
+        trained, held_out = load(more, eval_holdout=5, seed=seed)
+        assert not set(prompts(trained)) & set(prompts(held_out))
+        assert len(held_out) in (4, 5)
     assert prompts(load(source, eval_holdout=5, seed=1)[1]) != prompts(held_out)
     with pytest.raises(ConfigError, match="expected at least one to train on"):
         load(source, eval_holdout=20)
