@@ -74,6 +74,8 @@ class Killer:
         if self._step == 0:  # the first kill of the learner is to be one that it resumes from
             victims = [victim for victim in victims if victim.kind != LEARNER]
         moved = self._step > self._learner_killed_at
+        if not moved:  # whose guard is killed is killed too: on a busy machine none would ever start
+            victims = [one for one in victims if one.kind == LEARNER or not _is_learners(one)]
         kind = self._deck.draw({victim.kind for victim in victims}, moved)
         alike = [victim for victim in victims if victim.kind == kind]
         if self._preempt and kind == ACTOR:
@@ -92,9 +94,14 @@ class Killer:
             self._deck.put_back(victim.kind)
             return
         lost = None if shown is None else self._meter.lost(shown, victim.pid)
-        if victim.kind == LEARNER:
+        if _is_learners(victim):
             self._learner_killed_at = self._step
         at_s = round(time.monotonic() - self._began, 2)
         kill = Kill(victim.kind, victim.child, victim.pid, at_s, self._step, lost)
         self.kills.append(kill)
         self._report(kill)
+
+
+def _is_learners(victim: Victim) -> bool:
+    """Whether its end is the learner's too."""
+    return victim.child.startswith("learner")

@@ -30,8 +30,10 @@ server cards are dealt, and what a kill broke has to mend."""
 
 _EARLY = 0.5
 """Share of the deck that may fall before the first step: a slow start would take all of it."""
-_AGAIN = 0.25
-"""How often a learner may be killed that has not made a step since it was killed last."""
+_AGAIN = 0.05
+"""How often, per draw, a learner may be killed that has not made a step since it was killed last.
+
+On a busy machine it takes 20 s to start, which are fifteen draws."""
 
 
 @dataclass(frozen=True, slots=True)
