@@ -275,7 +275,7 @@ class VllmEngine:
             if again or weights.hash != self._hash:
                 await self._load(folder)
             await self._versions.change((weights.version, weights.hash))
-            # Keys and values of the load before may be wrong, or those of another run's version 1.1.
+            # The cache may hold keys and values of a wrong load, or of another run's version 1.1.
             self._reloads += again or (self._version is not None and weights.version <= self._version)
             self._hash, self._version = weights.hash, weights.version
             await self._llm.resume_generation()

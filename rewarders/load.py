@@ -23,7 +23,8 @@ def load_reward(spec: RewardSpec) -> Reward:
         reward = _load_own(spec.source, spec.name, spec.digest, spec.options.get("completions", "auto"))
         columns = spec.options.get("columns")  # None outside a run
         if columns is not None and (missing := reward.missing(columns)):
-            named = "Name the gold answer's by LEARNER_SOLUTION_COLUMN. " * ("solution" in missing)
+            gold = "Name the gold answer's column by LEARNER_SOLUTION_COLUMN. "
+            named = gold if "solution" in missing else ""
             raise ConfigError(
                 f"reward {spec.name} requires {', '.join(missing)}, which is no column of the data; the "
                 f"data has {', '.join(columns)}. {named}Rename the reward's parameter, or give it a "

@@ -55,9 +55,10 @@ def check_not_older(folder: RunFolder, view: RunView) -> None:
         lack = f"has {there} of the {length} bytes that incarnation {incarnation} wrote to its journal"
     else:
         return
-    here, went = name_of(folder), f"The run went on in {short(other, 500)}: start the learner there. "
+    here = name_of(folder)
+    went = "" if other == here else f"The run went on in {short(other, 500)}: start the learner there. "
     raise ConfigError(
-        f"{here} is an older copy, or was cut: it {lack}. {went * (other != here)}To give up what "
+        f"{here} is an older copy, or was cut: it {lack}. {went}To give up what "
         "was trained since, and go on from here, stop all processes of the run and type `queues discard "
         f"--run.name {folder.path.name} --yes` first"
     )
