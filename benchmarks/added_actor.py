@@ -3,39 +3,55 @@
     python -m benchmarks.added_actor [--json]
 
 The processes are those of benchmarks.pipeline: an Update and the generation of a group take known times.
-In the middle of a run the sentence is read, and another actor joins. The gain is that of the time per
-step before and after. The goal is that the named gain is right within a third.
+After some steps the sentence is read, and another actor is started. The gain is that of the time per
+step before, and after it has joined and four more steps. The goal is that the named gain is right within
+a third.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from benchmarks.pipeline import generation_s, write_inputs
+from benchmarks.pipeline import GROUP_S, generation_s, write_inputs
 from penstock.common.files.atomic import read_json_lines
 
 GOAL = 1 / 3
 _ROOT = Path(__file__).parents[1]
-_STEPS, _JOIN_AT, _SETTLED = 45, 20, 10
+_BEFORE, _SETTLED, _AFTER = 15, 4, 12
+_SLOWER = 2
+"""Times of benchmarks.pipeline: with two actors its pace would use up two cores."""
 _LIMIT_S, _POLL_S = 600.0, 0.2
 _GAIN = re.compile(r"One more would give about ([+-]\d+)%")
 
 
-def named_gain(variables: Mapping[str, str]) -> float:
-    """The gain that `queues status` names. Raise ValueError if actors are not called the limit."""
+def status(variables: Mapping[str, str]) -> dict[str, Any]:
+    """What `queues status` says."""
     command = [sys.executable, "-m", "penstock.common.queues", "status", "--json"]
     found = subprocess.run(command, env=variables, cwd=_ROOT, capture_output=True, text=True, check=True)
-    sentence = json.loads(found.stdout)["limit"]
+    return json.loads(found.stdout)  # type: ignore[no-any-return]
+
+
+def actors(found: Mapping[str, Any]) -> int:
+    """The actors that have joined, by what `queues status` says."""
+    return sum(one["role"] == "actor" for one in found["workers"].values())
+
+
+def named_gain(variables: Mapping[str, str]) -> float:
+    """The gain that `queues status` names. Raise ValueError if actors are not called the limit."""
+    sentence = status(variables)["limit"]
     match = _GAIN.search(sentence)
     if match is None:
         raise ValueError(f"expected that actors are called the limit, found {sentence!r}")
@@ -53,24 +69,37 @@ def measure(folder: Path, settings: Mapping[str, str], update_share: float) -> t
     run = f"share-{update_share:g}"
     metrics = folder / run / "metrics.jsonl"
     variables = os.environ | settings | {
-        "RUN_NAME": run, "LEARNER_MAX_STEPS": str(_STEPS), "LEARNER_MAX_STALENESS": "2",
-        "PIPELINE_UPDATE_S": str(update_share * generation_s()), "PYTHONPATH": str(_ROOT),
+        "RUN_NAME": run, "LEARNER_MAX_STEPS": "10000", "LEARNER_MAX_STALENESS": "2",
+        "REWARDER_WORKERS": "2", "PIPELINE_GROUP_S": str(_SLOWER * GROUP_S), "PYTHONPATH": str(_ROOT),
+        "PIPELINE_UPDATE_S": str(_SLOWER * update_share * generation_s()),
     }  # fmt: skip
     up = [sys.executable, "-m", "penstock.deploy", "up", "--procfile", str(folder / "Procfile")]
-    with (folder / f"{run}.log").open("w") as log:
-        running = subprocess.Popen(up, env=variables, cwd=_ROOT, stdout=log, stderr=log)
-        deadline = time.monotonic() + _LIMIT_S
-        while len(read_json_lines(metrics)) < _JOIN_AT:
-            if running.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the run did not reach step {_JOIN_AT}: see {log.name}")
-            time.sleep(_POLL_S)
+    actor = [sys.executable, "-m", "benchmarks.pipeline_roles", "actor"]
+    with (folder / f"{run}.log").open("w") as log, contextlib.ExitStack() as stack:
+
+        def start(command: list[str]) -> None:
+            process = subprocess.Popen(command, env=variables, cwd=_ROOT, stdout=log, stderr=log)
+            stack.callback(process.wait, _LIMIT_S)
+            stack.callback(process.send_signal, signal.SIGINT)
+
+        def wait_until(reached: Callable[[], bool], what: str) -> None:
+            deadline = time.monotonic() + _LIMIT_S
+            while not reached():
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"the run did not reach {what}: see {log.name}")
+                time.sleep(_POLL_S)
+
+        def steps() -> int:
+            return len(read_json_lines(metrics))
+
+        start(up)
+        wait_until(lambda: steps() >= _BEFORE, f"step {_BEFORE}")
         named = named_gain(variables)
-        actor = [sys.executable, "-m", "benchmarks.pipeline_roles", "actor"]
-        added = subprocess.Popen(actor, env=variables, cwd=_ROOT, stdout=log, stderr=log)
-        if running.wait(_LIMIT_S) or added.wait(_LIMIT_S):
-            raise RuntimeError(f"the run failed: see {log.name}")
-    before = step_s(metrics, 5, _JOIN_AT)
-    return named, before / step_s(metrics, _JOIN_AT + _SETTLED, _STEPS) - 1
+        start(actor)
+        wait_until(lambda: actors(status(variables)) == 2, "two actors")
+        first = steps() + _SETTLED
+        wait_until(lambda: steps() >= first + _AFTER, f"step {first + _AFTER}")
+    return named, step_s(metrics, 5, _BEFORE) / step_s(metrics, first, first + _AFTER) - 1
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from penstock.common.broker.connection import BLOCK_MS, Connection
-from penstock.common.broker.costs import CostReport
+from penstock.common.broker.costs import CostReport, Load
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.lease_keeper import LeaseKeeper
 from penstock.common.broker.lease_watch import LOOKS_PER_LEASE
@@ -127,7 +127,8 @@ class Rewarder:
         sign = SignWriter(
             connection, self._keys.processes, name, "rewarder", lambda: ("", self._counts.total())
         )
-        self._costs = CostReport(connection, self._keys.costs, "rewarder", sign)
+        self._load = Load(settings.rewarder.workers)
+        self._costs = CostReport(connection, self._keys.costs, "rewarder", sign, self._load)
         self._threads = ThreadPoolExecutor(settings.rewarder.workers, "score")
         self._busy: set[Future[None]] = set()
         self._reclaim_at = self._look_at = 0.0
@@ -272,7 +273,8 @@ class Rewarder:
         or ConfigError for a new contract that cannot be served, SandboxFailed, or ServerUnavailable.
         """
         try:
-            self._score_entry(entry)
+            with self._load.use():
+                self._score_entry(entry)
         except RunNotReady:
             log.warning(f"Ticket {entry.ticket} was lost with the queue server and is issued again.")
         finally:

@@ -2,8 +2,9 @@
 
 import contextlib
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import psutil
@@ -39,18 +40,54 @@ FIELDS = [LOST_TOKENS, *(field for role in PHASES for field in _fields(role))]
 subprocesses, such as vLLM's engine, tools and the scoring processes; lost tokens."""
 
 
+class Load:
+    """The mean share of a process's `places` for work that is in use. Any thread may use a place."""
+
+    def __init__(self, places: int) -> None:
+        self._places, self._used, self._used_s = places, 0, 0.0
+        self._counted_to = self._taken_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """Use a place during the block."""
+        self._change(1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+
+    def take(self) -> float:
+        """Return the mean share, 0 to 1, since the last call, or since this object was created."""
+        self._change(0)
+        with self._lock:
+            share = self._used_s / self._places / max(1e-9, self._counted_to - self._taken_at)
+            self._used_s, self._taken_at = 0.0, self._counted_to
+        return share
+
+    def _change(self, by: int) -> None:
+        """Count the time since the last change for the places that were in use; then use `by` more."""
+        with self._lock:
+            now = time.monotonic()
+            self._used_s += self._used * (now - self._counted_to)
+            self._counted_to, self._used = now, self._used + by
+
+
 class CostReport:
     """Counts this process's time by phase, and adds it to the hash `key` on the queue server.
 
     `role` is one of PHASES; its first phase is the present one. `sign` tells people of this process with
-    each report, if given. A report that the server refuses is dropped, and the first one logged: nothing
-    but the learner's metrics and what people see depends on it.
+    each report, if given: how busy it is by its `load`, else by its waits. A report that the server
+    refuses is dropped, and the first one logged: nothing but the learner's metrics and what people see
+    depends on it.
     """
 
     def __init__(
-        self, connection: Connection, key: str, role: str, sign: SignWriter | None = None
-    ) -> None:
+        self, connection: Connection, key: str, role: str, sign: SignWriter | None = None,
+        load: Load | None = None,
+    ) -> None:  # fmt: skip
         self._connection, self._key, self._role, self._sign = connection, key, role, sign
+        self._load = load
         self._phases = Phases()
         self._amounts: dict[str, float] = {}
         self._phases.name = PHASES[role][0]
@@ -88,6 +125,7 @@ class CostReport:
         self._amounts = {}
         waited_s = sum(one.seconds for name, one in profile.items() if name.startswith("waiting "))
         busy = 1 - waited_s / max(1e-9, sum(cost.seconds for cost in profile.values()))
+        busy = self._load.take() if self._load else busy
 
         def add() -> None:
             """Add what was counted to the sums. Raise Connection.execute's errors."""

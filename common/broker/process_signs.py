@@ -34,8 +34,9 @@ class WorkerSign:
     """An actor or a rewarder, at the server's time `at_ms`, in ms since 1970.
 
     `version` is that of an actor's weights, "" before any and for a rewarder. `phase` is one of PHASES
-    in costs.py. Since the sign before, `busy` is the share of time outside of waits for work, 0 to 1,
-    and `rate` an actor's tokens or a rewarder's groups per second.
+    in costs.py. Since the sign before, `busy` is an actor's share of time outside of waits for work or
+    a rewarder's mean share of scoring processes that work, 0 to 1, and `rate` an actor's tokens or a
+    rewarder's groups per second.
     """
 
     role: Literal["actor", "rewarder"]
@@ -161,7 +162,7 @@ class SignWriter:
         self._last = (time.monotonic(), tell()[1])
 
     def write(self, phase: str, busy: float) -> None:
-        """Write the sign: in `phase` now, and outside of waits for the share `busy` of the last seconds.
+        """Write the sign: in `phase` now, and busy for the share `busy` of the last seconds.
 
         Raise Connection.execute's errors.
         """

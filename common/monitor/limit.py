@@ -166,21 +166,23 @@ def _slowest(now: Overview, waiting: float) -> str:
         )
     if not (now.progress and now.progress.step):
         return f"{waits}: actors are the limit so far."
-    gain = gain_of_one_more(len(actors), waiting)
+    scoring = _mean_busy(rewarders)
+    gain = gain_of_one_more(len(actors), waiting, scoring)
+    then = "; then rewarders are the limit" if gain < gain_of_one_more(len(actors), waiting) else ""
     return (
         f"{waits}: actors are the limit. One more would give about {gain:+.0%}, on cores or a device of "
-        "its own."
+        f"its own{then}."
     )
 
 
-def gain_of_one_more(actors: int, waiting: float) -> float:
+def gain_of_one_more(actors: int, waiting: float, scoring: float = 0.0) -> float:
     """Return by which part the run gets faster with one actor more than `actors`, which are all busy.
 
-    `waiting` is the learner's share of waiting in a step, 0 to 1. A step takes as long as the slower of
-    learner and actors. Example: 1 actor, waiting 0.3: the learner needs 0.7 of a step and two actors
-    0.5, so steps take 0.7 of the time, a gain of 0.43.
+    `waiting` is the learner's share of waiting in a step, and `scoring` the rewarders' share of work, 0
+    to 1. A step takes as long as the slowest of learner, rewarders and actors. Example: 1 actor, waiting
+    0.3: the learner needs 0.7 of a step and two actors 0.5, so steps take 0.7 of the time: +43%.
     """
-    return 1 / max(1 - waiting, actors / (actors + 1)) - 1
+    return 1 / max(1 - waiting, min(scoring, 1.0), actors / (actors + 1)) - 1
 
 
 def _mean_busy(workers: Mapping[str, WorkerSign]) -> float:

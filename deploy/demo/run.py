@@ -42,7 +42,11 @@ _SHOWN = ("reward", "sample/staleness_mean", "entropy")
 
 
 class DemoFailed(PenstockError):
-    """The run behind the demo failed or was stopped. The message has the end of the run's log."""
+    """The run behind the demo failed. The message has the end of the run's log."""
+
+
+class DemoStopped(PenstockError):
+    """The run behind the demo was stopped, by Ctrl-C above all, before its last step."""
 
 
 class Demo(Command):
@@ -59,8 +63,8 @@ class Demo(Command):
         """Run the demo in a new folder demo-SEED-TIME below `dir`, print its report, return 0.
 
         This process shows no warnings from now on. RUN_UMASK decides who may read the files. Raise
-        DemoFailed if the run fails, BaseModelError if pre-training does, TaskError for a wrong data set,
-        ConfigError for a wrong RUN_ setting or a folder that cannot be made.
+        DemoFailed or DemoStopped if the run fails or is stopped, BaseModelError if pre-training fails,
+        TaskError for a wrong data set, ConfigError for a RUN_ setting or a folder that cannot be made.
         """
         warnings.simplefilter("ignore")  # a first run shows the demo's own lines, and errors
         logging.disable(logging.WARNING)
@@ -77,7 +81,7 @@ class Demo(Command):
 
         `folder` is the run's. Data set and model are beside it, in demo-task-SEED and demo-base-SEED,
         where a complete model of an earlier demo is used again. Raise TaskError for a wrong data set,
-        BaseModelError if pre-training fails, DemoFailed if the run fails.
+        BaseModelError if pre-training fails, DemoFailed or DemoStopped if the run fails or is stopped.
         """
         print("== 1 of 4: data set", flush=True)
         task = write_task(self.dir / f"demo-task-{self.seed}", self.seed)
@@ -114,8 +118,8 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
 
     The run in `folder` trains `model` on `task`, with the seed and the steps of `options`. Its log is
     written to the folder. The settings stay in the environment of this process. Raise DemoFailed, with
-    the log's last 30 lines, if the run fails or is stopped, ConfigError if the folder cannot be made,
-    BrokenPipeError, with the run ended, if the reader of standard output is gone.
+    the log's last 30 lines, if the run fails, DemoStopped if it is stopped, ConfigError if the folder
+    cannot be made, BrokenPipeError, with the run ended, if the reader of standard output is gone.
     """
     os.environ |= {
         "RUN_NAME": folder.name,
@@ -141,11 +145,13 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
         code = up.run(beside=progress) if live else up.run(progress)
     if progress.unread:
         raise BrokenPipeError("the reader of the demo's output is gone")
-    if code != 0 or not run_folder.results("train").is_file():
+    if code == 0 and not run_folder.results("train").is_file():
+        raise DemoStopped(f"the run was stopped before its last step; its log: {run_folder.log}")
+    if code != 0:
         tail = "\n".join(line[:WIDTH] for line in run_folder.log.read_text().splitlines()[-30:])
-        how = f"failed with exit code {code}" if code else "was stopped before its last step"
         raise DemoFailed(
-            f"the run {how}. The end of its log says why:\n{tail}\nThe whole log: {run_folder.log}"
+            f"the run failed with exit code {code}. The end of its log says why:\n{tail}\n"
+            f"The whole log: {run_folder.log}"
         )
 
 

@@ -263,8 +263,7 @@ def _find_damage(folder: Path) -> str:
             if not has_hash(path, expected):
                 return f"{short(name)} differs from its hash"
     except _DAMAGE as error:
-        if failed := failure_of(error, path=folder):
-            raise failed from error
+        _raise_if_broken(error, folder)
         return f"unreadable: {explain(error)}"
     return ""
 
@@ -309,6 +308,12 @@ def _position(folder: Path) -> Position | None:
     try:
         return _read(folder).position
     except _DAMAGE as error:
-        if failed := failure_of(error, path=folder):
-            raise failed from error
+        _raise_if_broken(error, folder)
         return None
+
+
+def _raise_if_broken(error: BaseException, folder: Path) -> None:
+    """Raise DiskFailed if `error`, met while the checkpoint in `folder` was read, is a broken disk's."""
+    if failed := failure_of(error, path=folder):
+        remedy = "If only this folder can never be read again, move it away: an older checkpoint is used"
+        raise DiskFailed(f"{failed}. {remedy}") from error

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from penstock.common.broker.costs import FIELDS, CostReport, FleetCosts
+from penstock.common.broker.costs import FIELDS, CostReport, FleetCosts, Load
 from penstock.common.broker.keys import Keys
 from tests.common.builders import Run
 from tests.helpers import AclUsers
@@ -67,6 +67,22 @@ def test_a_report_is_sent_only_when_it_is_due(run: Run) -> None:
     report._send_at = 0.0
     report.send_if_due()
     assert fleet.take()["actor/waiting_for_tickets_s"] > 0
+
+
+def test_a_load_is_the_mean_share_of_places_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    load = Load(2)
+    with load.use():
+        now = 1.0
+        with load.use():
+            now = 2.0
+        now = 3.0
+        assert load.take() == pytest.approx(4 / 6)
+        now = 4.0
+    now = 5.0
+    assert load.take() == pytest.approx(1 / 4), "a place in use before the last call counts from there"
+    assert load.take() == 0.0
 
 
 def test_an_emptied_server_starts_the_sums_again(run: Run) -> None:

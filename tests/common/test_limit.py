@@ -48,7 +48,8 @@ def streams(**depths: tuple[int, int]) -> dict[str, StreamStatus]:
 RUNNING = Overview(
     run="demo", server="unix:///queue.sock", state="running", now_ms=NOW,
     learner=LearnerSign("process 4711 on vm", 1, "1", "waiting for groups"), heartbeat_s=0.4,
-    version="1.37", progress=PROGRESS, workers={"actor-1": worker(), "rewarder-1": worker("rewarder")},
+    version="1.37", progress=PROGRESS,
+    workers={"actor-1": worker(), "rewarder-1": worker("rewarder", busy=0.3)},
     streams=streams(tickets=(120, 64)), totals={"issued": 3000, "trained": 2368, "filtered": 0},
 )  # fmt: skip
 
@@ -61,6 +62,10 @@ def phase(name: str) -> dict[str, Any]:
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "actors": (
         {}, "waits 61% of each step for groups: actors are the limit. One more would give about +100%"
+    ),
+    "rewarders that come next": (
+        {"workers": {"a": worker(), "r": worker("rewarder", busy=0.8)}},
+        "One more would give about +25%, on cores or a device of its own; then rewarders are the limit."
     ),
     "the learner": (
         {"progress": replace(PROGRESS, wait_s=0.07), "workers": {"a": worker(busy=0.6)}},
@@ -138,8 +143,9 @@ def test_the_sentence_names_the_cause(name: str) -> None:
     sentence = LimitWatch().describe(replace(RUNNING, **changes))
     assert words in sentence
     works = (
-        "actors", "the learner", "rewarders", "rewarders that hold all", "long answers",
-        "the first step", "no actor yet", "no rewarder yet", "a start", "the end", "an evaluation",
+        "actors", "the learner", "rewarders", "rewarders that come next", "rewarders that hold all",
+        "long answers", "the first step", "no actor yet", "no rewarder yet", "a start", "the end",
+        "an evaluation",
     )  # fmt: skip
     assert isinstance(sentence, Fault) == (name not in works)
     missing = {
@@ -173,10 +179,20 @@ def test_without_new_steps_the_share_is_that_of_the_last_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("actors", "waiting", "gain"), [(1, 0.3, 0.43), (1, 0.61, 1.0), (3, 0.61, 0.33), (3, 0.0, 0.0)]
+    ("actors", "waiting", "scoring", "gain"),
+    [
+        (1, 0.3, 0, 0.43),
+        (1, 0.61, 0.5, 1),
+        (3, 0.61, 0, 0.33),
+        (3, 0, 0, 0),
+        (1, 0.61, 0.8, 0.25),
+        (1, 1, 1, 0),
+    ],
 )
-def test_the_gain_ends_where_the_learner_is_the_limit(actors: int, waiting: float, gain: float) -> None:
-    assert gain_of_one_more(actors, waiting) == pytest.approx(gain, abs=0.005)
+def test_the_gain_ends_where_learner_or_rewarders_are_the_limit(
+    actors: int, waiting: float, scoring: float, gain: float
+) -> None:
+    assert gain_of_one_more(actors, waiting, scoring) == pytest.approx(gain, abs=0.005)
 
 
 def shown(now: Overview | None, columns: int, lines: int, **console: Any) -> list[str]:

@@ -23,7 +23,7 @@ from penstock.deploy.demo.report import (
     trained_twice,
     verdict,
 )
-from penstock.deploy.demo.run import Progress, announce
+from penstock.deploy.demo.run import Demo, DemoFailed, DemoStopped, Progress, _train, announce
 from penstock.deploy.demo.task import (
     TaskError,
     TaskFiles,
@@ -34,6 +34,7 @@ from penstock.deploy.demo.task import (
 )
 from penstock.deploy.demo.tiny_llama import make_tokenizer
 from penstock.deploy.report.picture import draw_curve
+from penstock.deploy.up import Up
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +198,20 @@ def test_a_demo_that_nobody_reads_ends_its_run(monkeypatch, tmp_path):
     finally:
         signal.signal(signal.SIGINT, before)
     assert (stops, progress.unread) == ([signal.SIGINT], True)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        (0, DemoStopped, "was stopped before its last step"),
+        (1, DemoFailed, "exit code 1. The end of its log"),
+    ],
+)
+def test_a_demo_that_is_stopped_has_not_failed(code, error, words, task, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(Up, "run", lambda *_, **__: code)
+    with pytest.raises(error, match=words):
+        _train(tmp_path, tmp_path, task, Demo.model_construct(seed=1, steps=1, plain=True))
 
 
 def test_the_curve_is_drawn_from_the_runs_own_rows(tmp_path):
