@@ -33,7 +33,7 @@ from tests.crashes.world import in_new_folder, prepare_model
 ROOT = Path(__file__).parents[2]
 _PACKAGES = ("penstock", "common", "learner", "actors", "rewarders", "deploy", "tests")
 
-_TRIES = 3
+_TRIES = 5
 """Runs without a rule in which its verdict has to come: the first harm is a matter of timing."""
 _STUCK_S = 25.0
 """For a run without its rule that is expected to get stuck; with the rule it takes four seconds."""
