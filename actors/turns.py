@@ -66,10 +66,10 @@ class TurnTemplate:
 
         A prompt that is no list of messages becomes a user's message. `observation`, the text that an
         environment's `reset` returned, is appended to the last message if that is a user's, as in TRL;
-        else it becomes a user's message of its own. None adds nothing.
+        else it becomes a user's message of its own. None adds nothing. Raise EpisodeFailed for a list
+        that has another thing than messages.
         """
-        given = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
-        messages = [dict(message) for message in given]
+        messages = _messages_in(prompt)
         if self._system:
             messages.insert(0, {"role": "system", "content": self._system})
         if observation is None:
@@ -237,3 +237,17 @@ class TurnTemplate:
 def answer_message(name: str, text: str) -> Message:
     """Return a tool's answer as TRL's message {"role": "tool", "name": name, "content": text}."""
     return {"role": "tool", "name": name, "content": text}
+
+
+def _messages_in(prompt: object) -> list[Message]:
+    """Return new messages: those of `prompt`, or a user's with its text.
+
+    Raise EpisodeFailed for a list that has another thing than messages.
+    """
+    given = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
+    if not all(isinstance(message, dict) for message in given):
+        raise EpisodeFailed(
+            "the ticket's prompt has another thing than messages, which no learner of Penstock sends: "
+            "see who else writes to the queue server"
+        )
+    return [dict(message) for message in given]

@@ -7,6 +7,7 @@ retried as every failed scoring is. It never becomes a reward.
 """
 
 import asyncio
+import hashlib
 import logging
 import os
 import re
@@ -66,7 +67,8 @@ class Judges:
         self._settings = settings
         self._on_answer = on_answer
         self._free = asyncio.Semaphore(settings.judge_max_concurrency)
-        self._cache: dict[tuple[str, str], float] = {}
+        self._cache: dict[bytes, float] = {}  # by `_key`
+        self._caching = threading.Lock()
 
     def check(self, spec: RewardSpec) -> str:
         """Return the reason why a judge cannot be used here; "" if it can. The judge is not asked.
@@ -91,15 +93,19 @@ class Judges:
         """
         judge, count = _judge_of(spec), len(arguments["completions"])
         questions = [_question(judge.prompt, arguments, index) for index in range(count)]
-        name = judge.model_dump_json()
-        new = [text for text in dict.fromkeys(questions) if (name, text) not in self._cache]
+        keys = {text: _key(judge, text) for text in questions}
+        with self._caching:
+            found = {text: self._cache[key] for text, key in keys.items() if key in self._cache}
+        new = [text for text in keys if text not in found]
         answers = asyncio.run_coroutine_threadsafe(self._ask_all(judge, new), self._loop).result()
         told = {text: one for text, one in zip(new, answers, strict=True) if isinstance(one, str)}
-        found = {text: score_in(answer, judge) for text, answer in told.items()}
-        values = tuple(found.get(text, self._cache.get((name, text))) for text in questions)
-        self._cache |= {(name, text): value for text, value in found.items() if value is not None}
-        while len(self._cache) > _MOST_CACHED:
-            self._cache.pop(next(iter(self._cache)), None)
+        scores = {text: score_in(answer, judge) for text, answer in told.items()}
+        found |= {text: score for text, score in scores.items() if score is not None}
+        with self._caching:
+            self._cache |= {keys[text]: score for text, score in found.items()}
+            while len(self._cache) > _MOST_CACHED:
+                self._cache.pop(next(iter(self._cache)))
+        values = tuple(found.get(text) for text in questions)
         if failed := [one for one in answers if isinstance(one, BaseException)]:
             raise failed[0]
         return Scores(values, {}, {f"{spec.name}/unparsed": values.count(None) / count})
@@ -203,6 +209,11 @@ def _judge_of(spec: RewardSpec) -> JudgeFile:
         raise JudgeFailed(f"{found}; correct {where}, and start the learner again") from None
 
 
+def _key(judge: JudgeFile, question: str) -> bytes:
+    """Return the SHA-256 of a judge and a question, under which the score is cached."""
+    return hashlib.sha256(f"{judge.model_dump_json()}\0{question}".encode()).digest()
+
+
 def _question(template: str, arguments: Mapping[str, Sequence[Any]], index: int) -> str:
     """Return `template` with each {NAME} in it replaced by the argument NAME of completion `index`.
 
@@ -227,9 +238,9 @@ def _spoken(value: Any) -> str:
     """Return the text of a prompt or completion, in which a list of messages is "role: content" lines.
 
     A single message of a user is its content alone, a message without content its tool calls as JSON.
-    A `value` that is no list stays a text, or becomes JSON.
+    A `value` that is no list of maps stays a text, or becomes JSON.
     """
-    if not isinstance(value, list):
+    if not (isinstance(value, list) and all(isinstance(one, dict) for one in value)):
         return as_text(value)
     lines = [as_text(one.get("content") or one.get("tool_calls") or "") for one in value]
     if len(value) == 1 and value[0].get("role") == "user":

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.common.chat.renderer import ChatRenderer
 from penstock.common.errors import ConfigError
-from penstock.common.files.reading import hash_model
+from penstock.common.files.reading import ADAPTER, hash_model
 from penstock.common.sandbox import frames
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -27,12 +28,17 @@ class TooLong(ValueError):
     """A conversation is longer than the model's context."""
 
 
+class TemplateFailed(ValueError):
+    """The model's chat template refuses a conversation, or takes too long or too much memory for it."""
+
+
 class RewardModel:
     """A model, loaded from the safetensors files of `folder`, that gives a number for a conversation.
 
     `device` is as torch names it, "" for a GPU if there is one, else the CPU, where numbers are float32.
     The model reads `batch_size` conversations at a time, or 1 without a padding token. Creating it
-    raises ConfigError for a model that has not exactly one output, and transformers' errors if a file is
+    raises ConfigError for a model that has not exactly one output or for a folder with an adapter, which
+    transformers would load from pickles too, and transformers' errors if a file is
     missing.
     """
 
@@ -40,6 +46,8 @@ class RewardModel:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        if (folder / ADAPTER).exists():
+            raise ConfigError(f"{folder} has {ADAPTER}: name a folder with whole weights")
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         dtype = torch.float32 if self._device == "cpu" else "auto"
@@ -55,13 +63,18 @@ class RewardModel:
         self._longest = getattr(text, "max_position_embeddings", None) or sys.maxsize
         self._batch_size = batch_size if text.pad_token_id is not None else 1
         self._pad = text.pad_token_id or 0
+        self._renderer: ChatRenderer | None = None
+        if getattr(self._tokenizer, "chat_template", None):
+            template = self._tokenizer.get_chat_template()
+            self._renderer = ChatRenderer(template, self._tokenizer.special_tokens_map)
         self._model = model.to(self._device).eval()
 
     def score(self, talks: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
         """Return the model's number for each of `talks`, in order; any float, also NaN. [] gives [].
 
         A conversation is a list of messages with role and content. Raise TooLong, before the model runs,
-        if one has more tokens than the model's context. A model whose config names none has no limit.
+        if one has more tokens than the model's context, or TemplateFailed. A model whose config names no
+        context has no limit.
         """
         rows = [self._tokens(talk) for talk in talks]
         for number, row in enumerate(rows):
@@ -79,10 +92,14 @@ class RewardModel:
         """Return the token ids of a conversation, a list of messages, by the tokenizer's chat template.
 
         Without a template, tokenize the messages' contents, joined with nothing between them. The
-        tokenizer then adds its special tokens; with a template they come from the template alone.
+        tokenizer then adds its special tokens; with a template they come from the template alone. Raise
+        TemplateFailed if the template gives no text, within its limits of time and memory.
         """
-        if getattr(self._tokenizer, "chat_template", None):
-            text = self._tokenizer.apply_chat_template(list(talk), tokenize=False)
+        if self._renderer is not None:
+            try:
+                text = self._renderer.render(talk, add_generation_prompt=False)
+            except ValueError as error:
+                raise TemplateFailed(f"the reward model's chat template: {error}") from error
             return list(self._tokenizer(text, add_special_tokens=False).input_ids)
         texts = "".join(str(message.get("content") or "") for message in talk)
         return list(self._tokenizer(texts).input_ids)
@@ -131,8 +148,8 @@ def serve(channel: socket.socket) -> None:
 
     The first request names a model, see `load`; loading the model is answered by {"value": []}. Later
     requests have `talks`, lists of messages, and are answered by {"value": numbers}. An error is
-    answered by {"mistake": text}. Return after any error but a conversation that is too long: a device
-    may be lost.
+    answered by {"mistake": text}. Return after any error but one of a conversation that is too long or
+    that the template refuses: a device may be lost.
     """
     model: RewardModel | None = None
     with contextlib.suppress(EOFError, ConnectionError):  # the rewarder has closed its end
@@ -144,7 +161,7 @@ def serve(channel: socket.socket) -> None:
                     frames.send(channel, {"value": []})
                 else:
                     frames.send(channel, {"value": model.score(asked["talks"])})
-            except TooLong as error:
+            except (TooLong, TemplateFailed) as error:
                 frames.send(channel, {"mistake": str(error)})
             except Exception as error:  # transformers raises whatever its parts raise
                 frames.send(channel, {"mistake": frames.short(f"{type(error).__name__}: {error}")})

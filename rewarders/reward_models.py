@@ -18,6 +18,7 @@ from penstock.common.config.settings import RewarderSettings
 from penstock.common.sandbox import frames
 from penstock.common.sandbox.frames import BrokenFrame, FrameReader
 from penstock.common.sandbox.user import environment
+from penstock.common.text import as_text
 from penstock.common.wire.limits import HIGHEST_REWARD
 from penstock.common.wire.reward_spec import RewardSpec
 
@@ -41,7 +42,8 @@ def conversations_of(arguments: Mapping[str, Sequence[Any]]) -> list[list[dict[s
     found = []
     for index, text in enumerate(arguments["completions"]):
         prompt = arguments["prompts"][index]
-        given = prompt if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
+        is_talk = isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt)
+        given = prompt if is_talk else [{"role": "user", "content": as_text(prompt)}]
         said = talks[index] if talks else [{"role": "assistant", "content": text}]
         found.append([*given, *said])
     return found

@@ -18,6 +18,7 @@ from penstock.common.text import SHOWN, as_text
 from penstock.common.transfer.model_folder import ModelFetcher
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, check_tokenizer, describe_difference
+from penstock.common.wire.limits import MOST_NAMES
 from penstock.common.wire.messages import ANSWER, UNSCORED, Group, Outcome, ScoredGroup, Verdict
 from penstock.common.wire.reward_spec import JUDGE, RewardSpec
 from penstock.common.wire.transcript import FAILED_TOOL
@@ -111,6 +112,8 @@ class Scorer:
         if group.ticket.purpose == "eval":
             reason = None
             answers = answers_of(group, texts)
+            if len(scores.extra) >= MOST_NAMES:  # a reward logs as many columns as there may be
+                scores.extra.popitem()
             scores.extra[ANSWER] = tuple(final_answer(text).strip()[:SHOWN] for text in answers)
         if reason is None:
             failures = tuple(scores.failures) if any(scores.failures) else ()

@@ -2,8 +2,8 @@
 
 import os
 import re
+import stat
 from dataclasses import asdict
-from pathlib import Path
 
 from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import PenstockError
@@ -21,6 +21,7 @@ _CHECKS = 3
 """Tries to check a reward whose process is killed: a machine without memory kills too."""
 
 
+_LONGEST_SOURCE = 2**24
 _SLOW = "REWARDER_TIMEOUT_S: make the reward faster, or raise this setting"
 
 
@@ -160,10 +161,17 @@ def _file_of(spec: RewardSpec, mistake: Mistake) -> str:
     """
     if not spec.source or ", line " in mistake.reason:
         return ""
-    try:
-        text = Path(spec.source).read_text(errors="replace")
-    except OSError:  # a module's name
-        text = ""
+    text = _text_of(spec.source)
     defined = re.search(rf"^(?:(?:async )?def |class )?{re.escape(spec.name)}\b", text, re.MULTILINE)
     line = f", line {text.count(chr(10), 0, defined.start()) + 1}" if defined else ""
     return f", in {os.path.basename(spec.source)}{line}"
+
+
+def _text_of(source: str) -> str:
+    """Return the first 16 MiB letters of a reward's file; "" for a module's name, and for no file."""
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # the user may change it into a pipe
+    except (OSError, ValueError):
+        return ""
+    with open(descriptor, errors="replace") as file:
+        return file.read(_LONGEST_SOURCE) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""

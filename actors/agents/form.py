@@ -18,6 +18,9 @@ from penstock.common.text import short
 from penstock.common.wire.messages import Sampling
 from penstock.common.wire.plain import brief, find_fault
 
+_MOST_MESSAGES = 10_000
+"""Of one call. Each takes a few microseconds in which the actor does nothing else."""
+
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
           "tool": "tool"}  # fmt: skip
 _KEYS = {"role", "content", "name", "tool_calls", "tool_call_id"}
@@ -142,10 +145,10 @@ def read_messages(value: Any) -> list[Message]:
 
     The role developer becomes system, content one text, a call's arguments a map. A tool's answer
     without a name gets that of the function with its `tool_call_id` in an earlier message. Raise
-    CallRefused if `value` is no list, is empty, or has a message of another form.
+    CallRefused if `value` is no list, is empty, has over 10,000 messages, or one of another form.
     """
-    if not isinstance(value, list) or not value:
-        raise CallRefused(f"messages is {brief(value)}, expected a list with at least one message")
+    if not isinstance(value, list) or not 0 < len(value) <= _MOST_MESSAGES:
+        raise CallRefused(f"messages is {brief(value)}, expected a list of 1 to {_MOST_MESSAGES}")
     names: dict[str, str] = {}
     messages = []
     for place, found in enumerate(value):

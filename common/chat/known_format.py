@@ -6,6 +6,7 @@ differ from model to model, and adds a turn to sampled tokens also where the mod
 earlier turns anew, as Qwen 3's does. It is optional: `pip install 'penstock[renderers]'`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,9 @@ DEEPEST_CALL = 16
 
 MOST_CALLS = 64
 """Calls of one turn that are run. Those beyond are answered with an error."""
+
+_TAG, _MOST_TAGS = re.compile(r"<(?:arg_key|arg_value|parameter|function|invoke)\b"), 256
+"""The beginnings of tags with which formats write calls and their arguments."""
 
 _FAULTS = {
     "invalid_json": "the tool call is no JSON",
@@ -76,10 +80,11 @@ class KnownFormat:
                 f"LEARNER_RENDERER={name}: the library renderers is not installed here: "
                 "pip install 'penstock[renderers]', or set LEARNER_RENDERER=none"
             ) from error
+        self._tokenizer = _Tokenizer(tokenizer)
         try:
             config: Any = config_from_name(name)
             known = {key: variables[key] for key in config.template_field_names() & variables.keys()}
-            self._format = create_renderer(_Tokenizer(tokenizer), config, chat_template_kwargs=known)
+            self._format = create_renderer(self._tokenizer, config, chat_template_kwargs=known)
         except Exception as error:  # the library raises assertions and others for what does not fit
             raise ConfigError(
                 f"LEARNER_RENDERER={name}: the library renderers has no such format, or it does not fit "
@@ -106,13 +111,13 @@ class KnownFormat:
         """Return the text of `completion_ids` without tool calls, and the calls in their order.
 
         `prompt_ids` are all tokens before it, `tools` the JSON schemas. Calls after the first 64 become
-        one with an error. Reasoning stays in the text, as <think>...</think>; </think> is missing if the
-        completion ended within it. Raise ValueError if the library cannot read the completion.
+        one error. Reasoning stays in the text, as <think>...</think>, without </think> if it was cut.
+        Raise ValueError for over 256 tags of calls, or if the completion cannot be read.
         """
         try:
-            found = self._format.parse_response(
-                list(completion_ids), tools=_schemas(tools), prompt_ids=list(prompt_ids)
-            )
+            self._check_tags(completion_ids)
+            ids, before = list(completion_ids), list(prompt_ids)
+            found = self._format.parse_response(ids, tools=_schemas(tools), prompt_ids=before)
         except Exception as error:  # of what a model wrote, such as 10,000 opening brackets
             raise ValueError(f"the completion cannot be read: {short(error, 300)}") from error
         text = found.content
@@ -120,6 +125,12 @@ class KnownFormat:
             end = "" if found.reasoning_complete is False else "</think>"
             text = f"<think>{found.reasoning_content}{end}{text}"
         return text, _found_calls(found.tool_calls)
+
+    def _check_tags(self, completion_ids: Sequence[int]) -> None:
+        """Raise ValueError for over 256 tags of calls: the library's time grows with their cube."""
+        tags = len(_TAG.findall(self._tokenizer.decode(completion_ids)))
+        if tags > _MOST_TAGS:
+            raise ValueError(f"{tags} tags of tool calls, expected at most {_MOST_TAGS}")
 
     def extend(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], answers: Sequence[Any],

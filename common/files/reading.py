@@ -17,6 +17,9 @@ DAMAGE = (
 )  # fmt: skip
 """The errors of code that reads a file which has another content than expected."""
 
+ADAPTER = "adapter_config.json"
+"""The file by which transformers and peft know an adapter."""
+
 _DEEPEST = DEEPEST + 8  # a row of evaluations.jsonl holds the columns of a data set
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+_MOST_SHARED_FILES = 10_000
 _SEPARATE = {"pid": 0x20000000, "ipc": 0x08000000, "mounts": 0x00020000}  # CLONE_NEW... of clone(2)
 _PRIVATE, _SAFE = 0x40000 | 0x4000, 0x2 | 0x4 | 0x8  # MS_PRIVATE, MS_REC; MS_NOSUID, NODEV, NOEXEC
 _SHARED_MEMORY = "/dev/shm"
@@ -21,7 +22,7 @@ def isolate(memory_bytes: int) -> tuple[bool, int]:
     system = ctypes.CDLL(None, use_errno=True)
     if not hasattr(system, "unshare") or system.unshare(sum(_SEPARATE.values())) != 0:
         return False, -1
-    options = f"mode=1777,size={memory_bytes // 4}".encode()
+    options = f"mode=1777,nr_inodes={_MOST_SHARED_FILES},size={memory_bytes // 4}".encode()
     if system.mount(None, b"/", None, _PRIVATE, None) != 0:
         return True, -1
     if system.mount(b"tmpfs", _SHARED_MEMORY.encode(), b"tmpfs", _SAFE, options) != 0:
@@ -46,7 +47,7 @@ def empty_shared_memory(folder: int) -> bool:
     has ended every process that could change the folder.
     """
     for name in os.listdir(folder):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RecursionError):
             try:
                 os.unlink(name, dir_fd=folder)
             except (IsADirectoryError, PermissionError):

@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
+from penstock.common.files.reading import ADAPTER
 from penstock.learner.policy.attention import use_packed_attention
 from penstock.learner.policy.logprobs import make_logprob_head
 from penstock.learner.policy.lora import add_adapter
@@ -63,6 +64,11 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
     The model is in eval mode, on the CPU. Raise ConfigError if the folder holds no causal language model
     as safetensors, or one that the settings do not fit; OSError if the disk or the network fails.
     """
+    if (folder / ADAPTER).exists():  # transformers would load it too, from a pickle if it is one
+        raise ConfigError(
+            f"{folder} (LEARNER_MODEL, or a checkpoint's model) has {ADAPTER}, expected whole weights: "
+            "merge the adapter into them, or remove its files"
+        )
     dtype = _DTYPES[settings.dtype]
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

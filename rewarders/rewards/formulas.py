@@ -12,7 +12,7 @@ from typing import Any
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from mpmath import findroot, mpf
-from sympy import Basic, Eq, Expr, Float, Pow, Rational, lambdify, nan, zoo
+from sympy import Basic, Dummy, Eq, Expr, Float, Pow, Rational, Symbol, lambdify, nan, zoo
 from sympy.core.function import AppliedUndef
 
 # Units are removed before: math_verify's own removal reads 5 from 5m.
@@ -32,6 +32,8 @@ math_verify drops parts of these."""
 
 _THOUSANDS = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
 _LONGEST, _DEEPEST = 1000, 40
+_SAFE_NAME = re.compile(r"[\w\\{}^,'* +-]*")
+"""A symbol's or function's name that is no Python text: sympy runs some of what it prints."""
 
 # math_verify logs a warning in every process that its time limits are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -40,9 +42,10 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 def expression(text: str) -> Any:
     """Return the sympy expression that math_verify reads in a text that `spell` returned.
 
-    Return None if math_verify reads nothing or would drop a part, and for what takes its parser minutes:
-    over 1000 letters, braces not closed, over 40 brackets open at once, or 40 signs in a row. Raise
-    ZeroDivisionError if the value divides by zero, MemoryError or RecursionError, as sympy does.
+    Return None if math_verify reads nothing or would drop a part, for a name that may be Python text,
+    and for what takes its parser minutes: over 1000 letters, braces not closed, over 40 brackets open at
+    once, or 40 signs in a row. Raise ZeroDivisionError if the value divides by zero, MemoryError or
+    RecursionError, as sympy does.
     """
     if len(text) > _LONGEST or _MISREAD.search(text) or not _is_nested(text):
         return None
@@ -50,6 +53,7 @@ def expression(text: str) -> Any:
     tex = _apart(text.replace("\u2983", r"\{").replace("\u2984", r"\}"))
     try:
         found = parse(f"${tex}$", _CONFIG, "no_fallback", parsing_timeout=None, raise_on_error=True)
+        _check_names(found)
     except (MemoryError, RecursionError):
         raise
     except Exception:  # sympy raises many errors on model text, for example on "-0733"
@@ -57,6 +61,14 @@ def expression(text: str) -> Any:
     if found and isinstance(found[0], Basic) and _is_undefined(found[0]):
         raise ZeroDivisionError(text)
     return found[0] if found else None
+
+
+def _check_names(found: list[Any]) -> None:
+    """Raise ValueError if a name in what math_verify has `found` may be Python text."""
+    for one in found[0].atoms(Symbol, AppliedUndef) if found and isinstance(found[0], Basic) else ():
+        name = str(one.func if isinstance(one, AppliedUndef) else one)
+        if not _SAFE_NAME.fullmatch(name):
+            raise ValueError(f"{name} is no name of a symbol, expected letters, digits and an index")
 
 
 def _is_nested(text: str) -> bool:
@@ -129,7 +141,12 @@ def _differ(one: Any, other: Any) -> bool:
         powers = [power.exp for power in gap.atoms(Pow)]
         if gap.has(AppliedUndef) or any(exponent.is_Integer and exponent > 20 for exponent in powers):
             return False  # lambdify would call a function by its name; sandbox limits end large powers
-        symbols = sorted(left.free_symbols | right.free_symbols, key=str)
+        # lambdify writes the names of symbols, bound ones too, into the code that it runs.
+        all_symbols = left.atoms(Symbol) | right.atoms(Symbol)
+        places = {symbol: Dummy() for symbol in sorted(all_symbols, key=str)}
+        free = left.free_symbols | right.free_symbols
+        symbols = [place for symbol, place in places.items() if symbol in free]
+        left, right = left.xreplace(places), right.xreplace(places)
         at = [mpf(0.1739085) + mpf(0.1414214) * n for n in range(len(symbols))]
         left, right = (lambdify(symbols, side, "mpmath") for side in (left, right))
         if isinstance(one, Eq):

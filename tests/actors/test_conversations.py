@@ -95,12 +95,13 @@ def converse(folder: Path, pools: dict[str, EpisodePool]) -> Converse:
 
     def run(
         script: list[str], template: str = CHATML, environment: str = "", max_turns: int = 0,
-        moving: bool = False, longest: int = 2000, **changes: Any,
+        moving: bool = False, longest: int = 2000, forged: object = None, **changes: Any,
     ) -> tuple[tuple[Rollout, ...], TalkingEngine]:  # fmt: skip
         spec = replace(WITH_COUNTER if environment else SPEC, max_turns=max_turns)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         engine = TalkingEngine(tokenizer, script, moving)
         ticket = make_ticket(folder, template, spec, **changes)
+        ticket = replace(ticket, columns={"prompt": forged}) if forged else ticket
         contract = make_contract(folder, template, spec, longest)
 
         async def talk() -> tuple[Rollout, ...]:
@@ -280,6 +281,12 @@ def test_a_broken_environment_fails_the_attempt_and_names_the_step(
 ) -> None:
     with pytest.raises(EpisodeFailed, match=f"2 of 2 episodes broke: {step}"):
         converse([call_of("up", by=1), "."], environment="Counter", columns={"fails": fails})
+
+
+@pytest.mark.parametrize("prompt", [[5], ["ab"]])
+def test_a_forged_prompt_fails_its_ticket_alone(converse: Converse, prompt: object) -> None:
+    with pytest.raises(EpisodeFailed, match="another thing than messages"):
+        converse(["."], forged=prompt)
 
 
 def test_a_prompt_that_reset_makes_too_long_is_a_failure(converse: Converse) -> None:

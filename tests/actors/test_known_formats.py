@@ -158,6 +158,14 @@ def test_what_a_policy_writes_never_fails_its_ticket(folder: Path, pool: Episode
     assert rollout.transcript.tool_calls == rollout.transcript.tool_failures
 
 
+def test_a_completion_with_hundreds_of_tags_is_refused_unread(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    known = KnownFormat("qwen3.5", tokenizer, {})
+    text = "<tool_call><function=f>" + "<parameter=a>" * 300
+    with pytest.raises(ValueError, match="301 tags of tool calls, expected at most 256"):
+        known.read([], tokenizer.encode(text).ids, [])
+
+
 def test_a_known_model_has_its_format_by_its_id() -> None:
     assert format_of_model("Qwen/Qwen3-0.6B") == "qwen3"
     assert format_of_model("/models/Qwen3-0.6B") == ""

@@ -52,6 +52,10 @@ def test_a_folder_without_a_causal_language_model_is_refused(model_folder, tmp_p
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="safetensors"):
         make_policy(folder)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="expected whole weights: merge the adapter"):
+        make_policy(folder)
+    (folder / "adapter_config.json").unlink()
     (folder / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(ConfigError, match="safetensors"):
         make_policy(folder)

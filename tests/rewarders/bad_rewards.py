@@ -184,6 +184,13 @@ def show_environment(prompts: list[str], completions: list[str], **columns: Any)
     return [float("A_SECRET" in seen) + float(b"A_SECRET" in started_with)] * len(completions)
 
 
+def logs_all(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
+    """Logs as many columns as it may."""
+    for number in range(1024):
+        log_extra(f"column{number}", [0] * len(completions))
+    return [0.0] * len(completions)
+
+
 def logs(
     prompts: list[str], completions: list[str], log_extra: Any, log_metric: Any, **columns: Any
 ) -> list[float]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import pytest
+from sympy import Integer, Sum, Symbol
 
 from penstock.rewarders.rewards import formulas
 from penstock.rewarders.rewards.accuracy import accuracy, read_gold
@@ -122,3 +124,18 @@ def test_what_no_formula_looks_like_never_reaches_the_parser(hostile, monkeypatc
     assert parsed == []
     formulas.expression("y+1")
     assert parsed == ["$y+1$"]
+
+
+def test_a_name_that_is_python_text_is_no_formula() -> None:
+    before = mpmath.mp.dps
+    for gold in ("x^2+1", "6"):
+        assert score(gold, r"\boxed{\sum_{\text  {mp.dps}=7}^{9} 2}") == [0.0]
+    assert mpmath.mp.dps == before
+
+
+def test_no_name_of_a_symbol_is_run() -> None:
+    before = mpmath.mp.dps
+    hostile = Sum(2, (Symbol("mp.dps"), 7, 9))
+    assert not formulas._differ(hostile, Integer(6))
+    assert formulas._differ(hostile, Integer(7))
+    assert mpmath.mp.dps == before

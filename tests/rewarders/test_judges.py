@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,8 +26,10 @@ from penstock.common.errors import ConfigError, ContractMismatch
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import ScoredGroup, Verdict
+from penstock.common.wire.reward_spec import RewardSpec
 from penstock.common.wire.transcript import Transcript
 from penstock.learner.data.reward_specs import resolve_rewards
+from penstock.rewarders import judges as module
 from penstock.rewarders.judges import JudgeFailed, Judges, longest_call_s, score_in
 from penstock.rewarders.scoring import make_scorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
@@ -325,6 +329,35 @@ def test_whatever_the_client_raises_is_a_failed_judge() -> None:
 
     with pytest.raises(JudgeFailed, match=r"another form .RecursionError: too deep"):
         asyncio.run(judges_with(create)._ask(JUDGE, "question"))
+
+
+def test_a_prompt_of_other_things_than_messages_is_a_text() -> None:
+    arguments = {"prompts": [["a", 5]], "completions": ["b"]}
+    assert module._question("{prompt} {completion}", arguments, 0) == '["a", 5] b'
+
+
+def test_scores_are_cached_by_threads_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def create(**_: object) -> object:
+        choice = SimpleNamespace(finish_reason="stop", message=SimpleNamespace(content="Score: 5"))
+        return SimpleNamespace(choices=[choice])
+
+    monkeypatch.setattr(module, "_MOST_CACHED", 20)
+    asked = judges_with(create)
+    spec = RewardSpec("judge", kind="judge", options=JUDGE.model_dump())
+
+    def score(number: int) -> None:
+        for turn in range(50):
+            talks = {"prompts": [""] * 2, "completions": [f"{number} {turn}", "x"]}
+            assert asked.score(spec, talks).values == (5.0, 5.0)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(score, range(8)))
+    finally:
+        sys.setswitchinterval(before)
+    assert len(asked._cache) == 20
 
 
 JUDGE = JudgeFile(model="m", prompt="{completion}")

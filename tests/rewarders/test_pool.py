@@ -24,7 +24,8 @@ from penstock.common.sandbox.handle import Mistake
 from penstock.common.sandbox.settings import SandboxFailed
 from penstock.common.sandbox.starter import Starter
 from penstock.common.sandbox.user import unused_id
-from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
+from penstock.common.wire.reward_spec import RewardSpec
+from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool, _file_of
 from tests.helpers import wait_until
 from tests.rewarders.stand_ins import reward
 
@@ -303,3 +304,10 @@ def test_what_a_reward_logs_comes_back(pool: ScoringPool) -> None:
     scores = pool.score(reward("logs"), arguments("a", "bc"))
     assert scores.extra == {"shouted": ("A", "BC"), "parsed": ("1" + "0" * 30,) * 2}
     assert scores.metrics == {"letters": 3.0}
+
+
+@pytest.mark.parametrize("name", ["pipe", "nul\0", "gone"])
+def test_what_replaced_a_rewards_file_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    spec = RewardSpec("own", source=str(tmp_path / name), digest="")
+    assert _file_of(spec, Mistake("took more than 1 s")).startswith(", in ")

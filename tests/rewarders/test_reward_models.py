@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -113,6 +114,27 @@ def test_a_conversation_that_is_too_long_is_a_failure_of_its_own(pool, folder, m
     assert outcome.rewards["plain"][1] is None
     assert "72 tokens, and the reward model takes at most 64" in outcome.failures[1]
     assert outcome.failures[0] == outcome.failures[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [("{{ raise_exception('no 9') if '9' in messages[-1].content }}a", "no 9"),
+     ("{{ 'a' * (10**10 if '9' in messages[-1].content else 1) }}", "MemoryError")],
+)  # fmt: skip
+def test_a_template_that_fails_costs_the_completion_and_not_the_model(
+    template: str, words: str, pool, folder, models, tmp_path
+) -> None:
+    shutil.copytree(models["chat"], tmp_path / "own")
+    (tmp_path / "own" / "chat_template.jinja").write_text(template)
+    contract = contract_of(folder, f"model:own={tmp_path / 'own'}")
+    scorer = make_scorer(contract, pool, "rewarder-1")
+    (model,) = [one for key, one in pool._models.items() if str(tmp_path) in key[0]]
+    pid = model._process.pid
+    outcome = scorer.score_group(make_group(contract, "train:0", "4", "9", "5"))
+    assert isinstance(outcome, ScoredGroup)
+    assert words in outcome.failures[1]
+    assert outcome.failures[0] == outcome.failures[2] == ""
+    assert model._process.pid == pid
 
 
 def test_a_model_that_was_killed_or_hangs_is_started_again(pool, folder, models) -> None:

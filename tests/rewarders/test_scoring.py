@@ -107,6 +107,14 @@ def test_what_rewards_log_goes_along(pool, folder) -> None:
     assert outcome.metrics == {"letters": 3.0}
 
 
+def test_an_evaluation_keeps_its_answers_beside_all_columns_that_a_reward_may_log(pool, folder) -> None:
+    scorer, contract = scorer_for(pool, folder, logs_all=1.0)
+    outcome = scorer.score_group(make_group(contract, "eval:1.0:0", "a", "bc"))
+    assert isinstance(outcome, ScoredGroup)
+    assert len(decode(encode(outcome), ScoredGroup).extra) == 1024
+    assert outcome.extra["answer"] == ("a", "bc")
+
+
 def test_half_a_character_from_a_reward_reaches_nobody(pool, folder) -> None:
     """UTF-8 has none, so a message that held one could not be sent."""
     scorer, contract = scorer_for(pool, folder, logs_surrogates=1.0)
