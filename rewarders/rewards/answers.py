@@ -51,8 +51,10 @@ def final_answer(text: str) -> str:
 def marked_part(text: str) -> str:
     """Return the last <answer> block, else the text after the last ####, else the whole text.
 
-    Of a block the inside is returned. A block without </answer> does not count.
+    Of a block the inside is returned. A block without </answer> does not count. Nor does what stands
+    before the last </think>, or behind a <think> that is open.
     """
+    text = text.rpartition("</think>")[2].partition("<think>")[0]
     inside, end = after_marker(text), 0
     while (tag := text.find("<answer>", end)) >= 0 and (closed := text.find("</answer>", tag)) >= 0:
         end = closed + len("</answer>")

@@ -11,7 +11,7 @@ from typing import Any
 
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
-from mpmath import findroot, mpf
+from mpmath import findroot, mpc, mpf, workdps
 from sympy import Basic, Eq, Expr, Float, Pow, Rational, lambdify, nan, zoo
 from sympy.core.function import AppliedUndef
 
@@ -64,13 +64,22 @@ def _is_nested(text: str) -> bool:
 
     Return False as well if over 40 brackets of any kind are open at once, or 40 signs + or - in a row.
     """
-    depth = inside = 0
-    for bracket in re.findall(r"(?<!\\)[{}]|[(\[\])]", text):
-        depth += (bracket == "{") - (bracket == "}")
-        inside += (bracket in "([{") - (bracket in ")]}")
-        if depth < 0 or inside > _DEEPEST:
+    depth = 0
+    for brace in re.findall(r"(?<!\\)[{}]", text):
+        depth += 1 if brace == "{" else -1
+        if depth < 0:
             return False
-    return depth == 0 and not re.search(rf"(?:[-+] ?){{{_DEEPEST}}}", text)
+    return depth == 0 and is_shallow(text) and not re.search(rf"(?:[-+] ?){{{_DEEPEST}}}", text)
+
+
+def is_shallow(text: str) -> bool:
+    """Return whether at most 40 brackets of a text, of any kind, are open at once."""
+    inside = 0
+    for bracket in re.findall(r"(?<!\\)[{}]|[(\[\])]", text):
+        inside += 1 if bracket in "([{" else -1
+        if inside > _DEEPEST:
+            return False
+    return True
 
 
 def _is_undefined(found: Basic) -> bool:
@@ -100,8 +109,12 @@ def same_expression(one: Any, other: Any) -> bool:
     """
     for equation, value in ((one, other), (other, one)):
         is_equation = isinstance(equation, Eq) and not isinstance(value, Eq)
-        if is_equation and not (equation.lhs.is_Symbol or equation.lhs.is_Function):
+        if is_equation and not (equation.lhs.is_Symbol or isinstance(equation.lhs, AppliedUndef)):
             return False
+    if isinstance(one, Expr) and isinstance(other, Expr) and one.is_number and other.is_number:
+        verdict = _same_numbers(one, other)
+        if verdict is not None:
+            return verdict
     if _differ(one, other):
         return False
     orders = [(one, other)] if type(one) is type(other) else [(one, other), (other, one)]
@@ -111,6 +124,42 @@ def same_expression(one: Any, other: Any) -> bool:
         raise
     except Exception:  # sympy raises many errors on what it cannot compare
         return False
+
+
+def _same_numbers(one: Expr, other: Expr) -> bool | None:
+    """Return whether two expressions without symbols are equal numbers; None if sympy cannot say.
+
+    Rational numbers are equal exactly, others if 20 digits are. Written decimals, which are Floats, are
+    equal if they differ by at most 5e-7, and by at most 5e-6 of the larger. An infinity equals none.
+    Raise MemoryError or RecursionError.
+    """
+    try:
+        exact = [number.doit() for number in (one, other)]
+        if any(number.is_infinite for number in exact):
+            return False
+        if all(number.is_Rational for number in exact):
+            return bool(exact[0] == exact[1])
+        left, right = map(_digits, exact)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # sympy raises many errors on what it cannot compute
+        return None
+    gap, size = abs(left - right), max(abs(left), abs(right))
+    if one.has(Float) or other.has(Float):
+        return bool(gap <= 5e-7 and gap <= 5e-6 * size)
+    return bool(gap <= 1e-20 * size)
+
+
+def _digits(number: Any) -> Any:
+    """Return a sympy number as a complex number of mpmath with 30 digits; a part that may be 0 is 0.
+
+    Raise ValueError or another error of sympy if it has no such value, MemoryError or RecursionError.
+    """
+    parts = number.evalf(30).as_real_imag()
+    if not all(part.is_Float or part.is_Rational for part in parts):
+        raise ValueError(number)
+    with workdps(30):
+        return mpc(*(0 if getattr(part, "_prec", 2) == 1 else mpf(str(part)) for part in parts))
 
 
 def _differ(one: Any, other: Any) -> bool:

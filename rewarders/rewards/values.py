@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from penstock.rewarders.rewards.formulas import expression, number_expression
+from penstock.rewarders.rewards.formulas import expression, is_shallow, number_expression
 from penstock.rewarders.rewards.numbers import DIGITS, read_number
 from penstock.rewarders.rewards.spelling import spell
 from penstock.rewarders.rewards.words import is_words, plain_words, without_words
@@ -26,6 +26,7 @@ _NO_OTHER = r"(?!\s*(?:[,;&|/]|(?:or|and)\b))"
 _CHOICE = re.compile(
     rf"\(([A-J])\){_NO_OTHER}[.:]?\s*(.*)|([A-J])(?:[.:)]{_NO_OTHER}(?:\s*(.+))?)?", re.DOTALL
 )
+_OTHER_CHOICE = re.compile(r"(?<!\w)\([A-J]\)|(?<![\w(])[A-J](?:[.:)]|$)")
 _LEAD = re.compile(
     r"(?:(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:?"
     r"|(?:答案|故选|应选)[是为]?:?) ?(?=.)",
@@ -51,6 +52,7 @@ _SUM = re.compile(
     r"(?:[^a-zA-Z\\<>!,]|\\(?:times|cdot|frac|div|sqrt)|(?<=\d),(?=\d{3})|(?<=\d) ?x ?(?=\d))+"
 )
 _OPENING, _CLOSING, SET = tuple("([{\u2983"), tuple(")]}\u2984"), "\u2983\u2984"
+_LONGEST = 2000
 _SEPARATORS = (";", (",", "and", "or", r"\cup"))
 
 
@@ -147,9 +149,12 @@ def divides_by_zero(text: str) -> bool:
 def _read_alone(text: str) -> Value | None:
     """Return the value of a text that is an answer and nothing else; None if it cannot be read.
 
-    A leading "the answer is" is left out. Raise ZeroDivisionError for a division by zero, ValueError or
-    OverflowError for a number out of range, MemoryError or RecursionError, as sympy does.
+    A leading "the answer is" is left out. Over 2,000 letters, or 40 brackets open at once, are compared
+    as they are. Raise ZeroDivisionError for a division by zero, ValueError or OverflowError for a number
+    out of range, MemoryError or RecursionError, as sympy does.
     """
+    if len(text) > _LONGEST or not is_shallow(text):
+        return Value(text.strip()) if text.strip() else None
     text = spell(text)
     lead = _LEAD.match(text)
     return _read(spell(text[lead.end() :]) if lead else text)
@@ -180,6 +185,8 @@ def _read(text: str) -> Value | None:
         return None
     if choice := _CHOICE.fullmatch(text):
         letter, meaning = choice[1] or choice[3], choice[2] or choice[4]
+        if meaning and _OTHER_CHOICE.search(meaning) and not re.match("(?:both|only|neither) ", meaning):
+            return None
         value = (_read(spell(meaning)) or _as_words(meaning)) if meaning else None
         return None if isinstance(value, Choice) else Choice(text, False, letter=letter, meaning=value)
     if _MONTH.search(text) and re.search(r"\d", text):

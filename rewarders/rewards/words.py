@@ -22,17 +22,20 @@ _MEANING = frozenset(
     re.findall(
         r"\w+",
         "than least most not minus negative plus half quarter third twice under over root double triple "
+        "except excluding without but other none no wrong divisible exceed exceeds exceeding above below "
+        "between less "
         "dozen dozens off halves thirds quarters fourths fifths sixths eighths tenths hundredths "
         "thousandths fifth sixth eighth tenth hundredth thousandth millionth",
     )
 )
 _COMPUTED = re.compile(
-    r"[\d})] *(?:squared|cubed|factorial)\b"
+    r"[\d})] *(?:squared|cubed|factorial)\b|\b(?:square|cube|multiples?|powers?) of\b"
     r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten) (?:in|of|out of)\b",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
 _POWER = r"(?: ?\^ ?\{? ?(?:-[123]|[23]) ?\}?|[23](?!\w))?"
+_SIGNS = r"(?:[lg][et]|ne|in|pm|mp|cup|cap|times|cdot|sqrt|frac|infty|pi)(?![a-z])"
 _UNIT_SIGN = r"(?:[kMGµμm]?(?:Pa|eV|Hz|Ω)|[kMGµμm][JNVA]|dB|ha)(?![a-zA-Z])"
 _UNIT = r"(?:[a-zA-Z]+|\\Omega(?![a-zA-Z]))"
 _WORD = re.compile(
@@ -87,12 +90,14 @@ def is_words(text: str) -> bool:
 
 
 def plain_words(text: str) -> str | None:
-    """Return a text in lower case, without LaTeX commands, signs but .:/- and a leading the, a or an.
+    """Return a text in lower case, without a leading the, a or an, fonts and punctuation but .:/-.
 
     The result may be "". Return None for a sentence, which has a verb or pronoun such as "is", and no
     digit. Example: "The Eiffel Tower!" becomes "eiffel tower".
     """
-    literal = " ".join(re.sub(r"\\[a-z]+|[^\w\s.:/-]", " ", text).casefold().split())
+    text = re.sub(r" ?(\\[a-z]+|[<>=+*^|]) ?", r" \1 ", text)
+    bare = re.sub(rf"\\(?!{_SIGNS})[a-z]+|[^\w\s.:/<>=+*^|\\-]", " ", text)
+    literal = " ".join(bare.casefold().split())
     if _CLAUSE.search(literal) and not re.search(r"\d", literal):
         return None
     return re.sub("^(?:the|an?) (?=[^ ]{2})", "", literal)
