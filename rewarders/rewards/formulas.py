@@ -7,11 +7,12 @@ limit applies instead.
 import logging
 import re
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
-from mpmath import findroot, mpc, mpf, workdps
+from mpmath import findroot, mpf
 from sympy import Basic, Eq, Expr, Float, Pow, Rational, lambdify, nan, zoo
 from sympy.core.function import AppliedUndef
 
@@ -30,6 +31,7 @@ _MISREAD = re.compile(
 
 math_verify drops parts of these."""
 
+_CAPITALS = re.compile(r"\\(?:Delta|Theta|Lambda|Xi|Phi|Psi|Omega)(?![a-zA-Z]| ?[_(^])")
 _THOUSANDS = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
 _LONGEST, _DEEPEST = 1000, 40
 
@@ -74,12 +76,8 @@ def _is_nested(text: str) -> bool:
 
 def is_shallow(text: str) -> bool:
     """Return whether at most 40 brackets of a text, of any kind, are open at once."""
-    inside = 0
-    for bracket in re.findall(r"(?<!\\)[{}]|[(\[\])]", text):
-        inside += 1 if bracket in "([{" else -1
-        if inside > _DEEPEST:
-            return False
-    return True
+    brackets = re.findall(r"(?<!\\)[{}]|[(\[\])]", text)
+    return max(accumulate((1 if one in "([{" else -1 for one in brackets), initial=0)) <= _DEEPEST
 
 
 def _is_undefined(found: Basic) -> bool:
@@ -89,11 +87,14 @@ def _is_undefined(found: Basic) -> bool:
 
 
 def _apart(tex: str) -> str:
-    """Return the formula `tex`, its capital letters with the index 0 if the small ones are in it too.
+    """Return the formula `tex`, capital letters with the index 0 if the small ones are in it too.
+
+    Greek capital letters always get it.
 
     math_verify reads all letters as small ones: so R and r stay two symbols. Example: "R-r" becomes
-    "R_{0}-r". LaTeX commands and letters with an index stay.
+    "R_{0}-r". Other LaTeX commands and letters with an index stay.
     """
+    tex = _CAPITALS.sub(r"\g<0>_{0}", tex)
     names = set(re.sub(r"\\[a-zA-Z]+", "", tex))
     both = {name for name in names if name.isupper() and name.lower() in names}
     return re.sub(
@@ -111,10 +112,9 @@ def same_expression(one: Any, other: Any) -> bool:
         is_equation = isinstance(equation, Eq) and not isinstance(value, Eq)
         if is_equation and not (equation.lhs.is_Symbol or isinstance(equation.lhs, AppliedUndef)):
             return False
-    if isinstance(one, Expr) and isinstance(other, Expr) and one.is_number and other.is_number:
-        verdict = _same_numbers(one, other)
-        if verdict is not None:
-            return verdict
+    are_numbers = all(isinstance(side, Expr) and side.is_number for side in (one, other))
+    if are_numbers and (verdict := _same_numbers(one, other)) is not None:
+        return verdict
     if _differ(one, other):
         return False
     orders = [(one, other)] if type(one) is type(other) else [(one, other), (other, one)]
@@ -129,37 +129,22 @@ def same_expression(one: Any, other: Any) -> bool:
 def _same_numbers(one: Expr, other: Expr) -> bool | None:
     """Return whether two expressions without symbols are equal numbers; None if sympy cannot say.
 
-    Rational numbers are equal exactly, others if 20 digits are. Written decimals, which are Floats, are
-    equal if they differ by at most 5e-7, and by at most 5e-6 of the larger. An infinity equals none.
-    Raise MemoryError or RecursionError.
+    Written decimals are equal if they differ by at most 5e-7, and by at most 5e-6 of the larger; others
+    if sympy finds no difference. An infinity equals none. Raise MemoryError or RecursionError.
     """
     try:
-        exact = [number.doit() for number in (one, other)]
-        if any(number.is_infinite for number in exact):
-            return False
-        if all(number.is_Rational for number in exact):
-            return bool(exact[0] == exact[1])
-        left, right = map(_digits, exact)
+        left, right = one.doit(), other.doit()
+        if left.is_infinite or right.is_infinite or (left.is_Rational and right.is_Rational):
+            return bool(left == right and left.is_Rational)
+        if one.has(Float) or other.has(Float):
+            gap, size = abs(complex(left - right)), max(abs(complex(left)), abs(complex(right)))
+            return gap <= 5e-7 and gap <= 5e-6 * size
+        parts = (left - right).evalf(30).as_real_imag()
     except (MemoryError, RecursionError):
         raise
     except Exception:  # sympy raises many errors on what it cannot compute
         return None
-    gap, size = abs(left - right), max(abs(left), abs(right))
-    if one.has(Float) or other.has(Float):
-        return bool(gap <= 5e-7 and gap <= 5e-6 * size)
-    return bool(gap <= 1e-20 * size)
-
-
-def _digits(number: Any) -> Any:
-    """Return a sympy number as a complex number of mpmath with 30 digits; a part that may be 0 is 0.
-
-    Raise ValueError or another error of sympy if it has no such value, MemoryError or RecursionError.
-    """
-    parts = number.evalf(30).as_real_imag()
-    if not all(part.is_Float or part.is_Rational for part in parts):
-        raise ValueError(number)
-    with workdps(30):
-        return mpc(*(0 if getattr(part, "_prec", 2) == 1 else mpf(str(part)) for part in parts))
+    return all(not part or getattr(part, "_prec", 2) == 1 for part in parts)  # 1: no digit is known
 
 
 def _differ(one: Any, other: Any) -> bool:

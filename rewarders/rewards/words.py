@@ -22,8 +22,8 @@ _MEANING = frozenset(
     re.findall(
         r"\w+",
         "than least most not minus negative plus half quarter third twice under over root double triple "
-        "except excluding without but other none no wrong divisible exceed exceeds exceeding above below "
-        "between less "
+        "except excluding without but other none no wrong divisible exceed exceeds exceeding above "
+        "below between less "
         "dozen dozens off halves thirds quarters fourths fifths sixths eighths tenths hundredths "
         "thousandths fifth sixth eighth tenth hundredth thousandth millionth",
     )
@@ -33,6 +33,11 @@ _COMPUTED = re.compile(
     r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten) (?:in|of|out of)\b",
     re.IGNORECASE,
 )
+_OPPOSITES = re.findall(
+    r"(\w+)/(\w+)",
+    "increas/decreas profit/loss east/west north/south left/right maxim/minim converg/diverg and/or",
+)
+"""Beginnings of words of opposite directions. "and" and "or" are that between inequalities alone."""
 _CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
 _POWER = r"(?: ?\^ ?\{? ?(?:-[123]|[23]) ?\}?|[23](?!\w))?"
 _SIGNS = r"(?:[lg][et]|ne|in|pm|mp|cup|cap|times|cdot|sqrt|frac|infty|pi)(?![a-z])"
@@ -122,6 +127,21 @@ def without_words(text: str) -> str | None:
     if (begin, end) == (0, len(text)):
         return text
     return re.sub(r"(?<=\d)-$", "", text[begin:end].strip(_BETWEEN))  # "10-day"
+
+
+def directions(text: str) -> frozenset[str]:
+    """Return the words of direction in a text, such as "increas", of each pair of opposites at most one.
+
+    Example: "5% decrease" gives {"decreas"}; "from left to right" gives none.
+    """
+    pairs = _OPPOSITES if re.search(r"[<>]|\\[lg][et](?![a-z])", text) else _OPPOSITES[:-1]
+    found = [[word for word in pair if re.search(rf"(?<![\\a-z]){word}", text, re.I)] for pair in pairs]
+    return frozenset(words[0] for words in found if len(words) == 1)
+
+
+def are_opposite(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Return whether two results of `directions` have opposite words: "increas" and "decreas"."""
+    return any((a in one and b in other) or (b in one and a in other) for a, b in _OPPOSITES)
 
 
 def without_upright_units(text: str) -> str:

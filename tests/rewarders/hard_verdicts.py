@@ -105,7 +105,7 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
         (r"2\sqrt3", r"√12 ~ √(12) ~ 2√3", "√13 ~ √1·2"),
         ("f'(x)=2x", "f′(x)=2x", "f(x)=2x"),
         (r"\Delta", r"\boxed{\Delta}", r"\boxed{\delta}"),
-        (r"\Gamma+1", r"\boxed{1+\Gamma}", r"\boxed{1+\gamma}"),
+        (r"\Phi+1", r"\boxed{1+\Phi}", r"\boxed{1+\phi}"),
         (r"\infty", r"\boxed{+\infty} ~ ∞", r"\boxed{2\infty} ~ -\infty"),
     ],
     "functions of a name": [
@@ -128,6 +128,13 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
         (r"\frac{1}{7}", r"0.\dot{1}4285\dot{7} ~ 0.(142857)", "0.(14)"),
         ("12.6", "12.6", "2.1(6)"),
     ],
+    "parts that are whole": [
+        ("96", "We get 48 × 2 = 96 ~ We get 98 - 2 = 96. ~ so we get -> 96 ~ We get it.\nSo 48 × 2 = 96.", "We get 48 × 2 = 95"),
+        ("5", "The answer is 5, not 6. ~ The answer is 5 not 6 ~ The answer is 5. It is odd or prime."
+         " ~ One of the 7 boys left, so 5 ~ The answer is what we count next. There are 3 and 2, in total 5."
+         " ~ He needs at least 5 ~ The answer is **5**, so 10/2 = 5.", "The answer is **6**"),
+        ("30", "The answer is 5 × 6 = 30.", "The answer is 5 × 6 = 31."),
+    ],
     "formats of choices": [
         ("B", "We check all.\n\n**Answer: B** ~ We check all. **The answer is B** ~ We check all.\n\n**Final Answer**: B"
          " ~ The answer is option B. ~ We check all. The answer is option B. ~ We check all. So the answer would be B.",
@@ -135,8 +142,8 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "boxes and plain text": [
         (r"So we get $\boxed 2$.", "2", "3"),
-        (r"So we get $\boxed2$.", "2", "3"),
-        (r"So we get $\fbox{2}$.", r"2 ~ \boxed 2 ~ \fbox{2}", "3"),
+        (r"So we get $\boxed2$.", r"2 ~ \boxed 2", "3"),
+
         (r"\frac{\pi}{2}", "pi/2", "pi"),
         (r"2\pi", r"2*pi ~ 2pi", "2 ~ 3*pi"),
         (r"\ln 2", "ln(2)", "ln(3) ~ 2"),
