@@ -37,7 +37,7 @@ _CUT_BEFORE = re.compile(
     rf"(?:\b(?:not|never|than|negative|minus|(?:any|every|no)thing but|all but|except|either"
     r"|excluding|divisible by|exceeds|above|below|(?:square|cube|root|multiples?|powers?) of"
     rf"|(?:{_MAYBE})(?: (?:{_MAYBE}))?|(?:between|both)\b[^.\n]*\band|one of (?:[\d., ]|and\b|or\b)*)"
-    r"|n't|(?<![-=\n])[<>]|[≤≥≠√±\u00d7^_]|\\(?:[lg]eq?|neq?|[lg]t)|(?:^|[ \t])[-\u2212] ?\(?"
+    r"|n't|(?<![-=\n])[<>]=?|[≤≥≠√±\u00d7^_]|\\(?:[lg]eq?|neq?|[lg]t)|(?:^|[ \t])[-\u2212] ?\(?"
     r"|\w\(|\([^()]*,) *$",
     re.IGNORECASE,
 )
@@ -141,10 +141,7 @@ def last_part(text: str) -> str:
 
 
 def _is_cut(part: re.Match[str]) -> bool:
-    """Return whether a part is denied, one of several, or a part of a formula, by what is beside it.
-
-    The right side of an equation is not cut by what is before: 12 in "3 x 4 = 12".
-    """
+    """Return whether a part is denied, one of several, or cut from a formula; but not 2 in "1 x 2=2"."""
     before, behind = part.string[max(0, part.start() - 100) : part.start()], part.string[part.end() :]
     return bool(("=" not in part[0] and _CUT_BEFORE.search(before)) or _CUT_BEHIND.match(behind))
 

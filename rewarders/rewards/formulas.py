@@ -87,12 +87,10 @@ def _is_undefined(found: Basic) -> bool:
 
 
 def _apart(tex: str) -> str:
-    """Return the formula `tex`, capital letters with the index 0 if the small ones are in it too.
-
-    Greek capital letters always get it.
+    """Return the formula `tex`, its capital letters with the index 0 if the small ones are in it too.
 
     math_verify reads all letters as small ones: so R and r stay two symbols. Example: "R-r" becomes
-    "R_{0}-r". Other LaTeX commands and letters with an index stay.
+    "R_{0}-r". Greek capitals always get the index. Other commands and letters with an index stay.
     """
     tex = _CAPITALS.sub(r"\g<0>_{0}", tex)
     names = set(re.sub(r"\\[a-zA-Z]+", "", tex))

@@ -52,8 +52,7 @@ _SUM = re.compile(
     r"(?:[^a-zA-Z\\<>!,]|\\(?:times|cdot|frac|div|sqrt)|(?<=\d),(?=\d{3})|(?<=\d) ?x ?(?=\d))+"
 )
 _OPENING, _CLOSING, SET = tuple("([{\u2983"), tuple(")]}\u2984"), "\u2983\u2984"
-_LONGEST = 2000
-_SEPARATORS = (";", (",", "and", "or", r"\cup"))
+_SEPARATORS, _LONGEST = (";", (",", "and", "or", r"\cup")), 2000
 
 
 @dataclass(frozen=True)

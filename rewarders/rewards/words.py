@@ -130,10 +130,7 @@ def without_words(text: str) -> str | None:
 
 
 def directions(text: str) -> frozenset[str]:
-    """Return the words of direction in a text, such as "increas", of each pair of opposites at most one.
-
-    Example: "5% decrease" gives {"decreas"}; "from left to right" gives none.
-    """
+    """Return the words of direction in a text, such as "increas"; none of a pair that is there whole."""
     pairs = _OPPOSITES if re.search(r"[<>]|\\[lg][et](?![a-z])", text) else _OPPOSITES[:-1]
     found = [[word for word in pair if re.search(rf"(?<![\\a-z]){word}", text, re.I)] for pair in pairs]
     return frozenset(words[0] for words in found if len(words) == 1)

@@ -56,7 +56,7 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
     "denied numbers in prose": [
         ("5", "It is 5. ~ It is not 4 but 5. ~ He has more than he had: 5",
          "It is not 5. ~ The answer is definitely not 5. ~ It isn't 5. ~ It is anything but 5. ~ It is clearly less than 5"
-         " ~ It is no more than 5 ~ The answer is x > 5 ~ I tried. The answer is x > 5 ~ The answer is negative 5"
+         " ~ It is no more than 5 ~ The answer is x > 5 ~ The answer is x >= 5 ~ I tried. The answer is x > 5 ~ The answer is negative 5"
          " ~ The value is minus 5. ~ We tried it. The value is minus 5."),
         ("2", "so it equals 2", "so it equals - 2 ~ the result is -(2) ~ the result is n - 2"),
     ],
