@@ -5,7 +5,9 @@ still train the group.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from penstock.rewarders.rewards.answers import (
@@ -21,8 +23,9 @@ from penstock.rewarders.rewards.equality import same
 from penstock.rewarders.rewards.form import has_structure
 from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
 from penstock.rewarders.rewards.values import Choice, Group, Value, is_defined, read_value
-from penstock.rewarders.rewards.words import has_sentence
+from penstock.rewarders.rewards.words import directions, has_sentence
 
+_MARKS = re.compile("</?(?:answer|think)>|####")
 GOLD_TYPES = (str, int, float)
 """The types of gold solutions, alone or in a list."""
 
@@ -51,8 +54,9 @@ def acc(
     if gold is None:
         return [None] * len(completions)
     boxes = [last_box(completion) for completion in completions]
+    bare = [box and _MARKS.sub(" ", box) for box in boxes]
     return [
-        -1.0 if box is None else 1.0 if is_right(gold, rf"\boxed{{{box}}}") else -0.5 for box in boxes
+        -1.0 if box is None else 1.0 if is_right(gold, rf"\boxed{{{box}}}") else -0.5 for box in bare
     ]
 
 
@@ -189,7 +193,7 @@ def _readings(text: str) -> Iterator[Value]:
     if whole is not None:
         yield whole
     if part and (whole is None or box is None) and (last := read_value(part)) is not None:
-        yield last
+        yield last if is_prose(inside) else replace(last, sides=directions(inside))
 
 
 def _by_verdict(

@@ -5,35 +5,59 @@ it is the whole text if that stands alone, else its last part with a number or a
 """
 
 import re
+from fractions import Fraction
 from typing import Any
 
 from penstock.rewarders.rewards.words import has_sentence
 
 _BOX, _BRACE = re.compile(r"\\boxed\s*\{"), re.compile("[{}]")
+_BARE_BOX = re.compile(r"\\boxed\s*(\d[\d.,]*(?<![.,])|[a-zA-Z](?![a-zA-Z]))")
 _PHRASE = re.compile(
-    r"\b(?:answer\s*:|(?:answer|option|choice) is\b\s*:?)|(?:答案|故选|应选)[是为:：]*",  # noqa: RUF001
+    r"\b(?:answer[\s*]*:|(?:answer|option|choice) (?:is|(?:would|will|must|should) be)\b\s*:?)"
+    r"|(?:答案|故选|应选)[是为:：]*",  # noqa: RUF001
     re.IGNORECASE,
 )
+_MAYBE = "or|maybe|perhaps|possibly|alternatively"
 _SEVERAL = re.compile(
-    r"\W*+(?:(?:not|never|neither|either|between|any|one of|at (?:least|most)|minus|half|twice|log|ln"
-    r"|(?:less|more|fewer|greater) than)\b"
-    r"|(?:(?=[^\s,;|&]*\d)[^\s,;|&]++|[A-J])(?:,\s|\s*[;|&]|\s+(?:and|to|vs)\b)\W*+(?:\d|[A-J]\b))"
+    r"\W*+(?:[a-z]+ly )?(?:(?:not|never|neither|either|both|between|any|anything|one of|from .*\bto"
+    r"|at (?:least|most)|negative|minus|half|twice|log|ln|(?:less|more|fewer|greater) than)\b"
+    r"|(?:(?=[^\s,;|&]*\d)[^\s,;|&]++|\(?[A-J]\)?)"
+    rf"(?:,\s|\s*[;|&/]|\s+(?:and|to|vs|as well as|{_MAYBE})\b|\s*\((?:{_MAYBE})\b|(?<=\))\s*(?=\())"
+    rf"\W*+(?:(?:but|it|that|could|might|may|be|also|{_MAYBE})\W+)*+(?:\d|[A-J]\b))"
     r"|.*\bor\b",
     re.IGNORECASE | re.DOTALL,
 )
 """More than one answer, or none, behind "answer is": "5 and 6", "B, C", "5 or maybe 6", "not 5"."""
-_CHOICE = re.compile(r"[\s*]*(\([A-J]\)|[A-J]\b(?! ?[-+*/=^]))")
+_CHOICE = re.compile(
+    r"[\s*]*(?:(?:the )?(?:option|choice|letter) )?"
+    r"(\([A-J]\)|[A-J]\b(?!'| ?(?:[-+/=^<>]|\*(?!\*))))(?! (?:is|was) (?:wrong|not|false|incorrect)\b)"
+    r"(?!(?<=[AI]) (?!(?:because|since|as|with|for|by|from|due|when|if)\b)[a-z])"
+)
+_CUT_BEFORE = re.compile(
+    rf"(?:\b(?:not|never|than|negative|minus|(?:any|every|no)thing but|all but|except|either"
+    r"|excluding|divisible by|exceeds|above|below|(?:square|cube|root|multiples?|powers?) of"
+    rf"|(?:{_MAYBE})(?: (?:{_MAYBE}))?|(?:between|both)\b[^.\n]*\band|one of (?:[\d., ]|and\b|or\b)*)"
+    r"|n't|(?<![-=\n])[<>]=?|[≤≥≠√±\u00d7^_]|\\(?:[lg]eq?|neq?|[lg]t)|(?:^|[ \t])[-\u2212] ?\(?"
+    r"|\w\(|\([^()]*,) *$",
+    re.IGNORECASE,
+)
+_CUT_BEHIND = re.compile(
+    r" ?(?:[√±\u00d7·÷^]|\\(?:pm|times|cdot|sqrt|pi)|\+ ?[\w(\\])"
+    r"| (?:plus|minus|squared|cubed|factorial|dozens?|(?:times|multiplied by|divided by|of) \d)"
+)
+"""What shows that a number is denied, or one of several, or a part of a formula, before or behind it."""
+_NEXT = re.compile(rf"[.!?](?!\w)(?!\s*(?:{_MAYBE})\b)|\n", re.IGNORECASE)
 _SENTENCES = re.compile(r"[.!?:]\s+[A-Z]|\n(?!\s*\\|&)|\w\s*[!?]\s+\w")
 _NUMERAL = r"(?:\d[\d.,:'%/^*!\w]*(?<![.,:'])|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})"
 _PART = re.compile(
-    r"\$\$[^$]+\$\$|(?<![\\\d])\$[^$\n]+(?<!\\)\$(?!\d)|\\\([^\n]+?\\\)|\\\[.+?\\\]"
+    r"\$\$[^$]+\$\$|(?<![\\\d])\$[^$\n]+(?<!\\)\$(?!\d)|\\\([^\n]{1,500}?\\\)|\\\[.{1,500}?\\\]"
     rf"|(?<![^\s=(*\"'“$€£¥₹:~])[-+\u2212]?[$€£¥₹]?"
     rf"{_NUMERAL}(?:(?:\s?[-+*/=^ ]\s?| : )[-+]?\(?{_NUMERAL}\)?)*"
     r"(?: ?\\?%|\\(?:sqrt|[dt]?frac) ?(?:\{[^{}]*\})+|\\pi\b| pi\b"
     r"| (?:hundred|thousand|million|billion|trillion)\b)?",
     re.DOTALL,
 )
-_LAST_NUMBER = re.compile(r"(?:^|\s|=)(-?(?:\d*\.)?\d+)$")
+_LAST_NUMBER = re.compile(r"(?:^|(?<![\d\s])\s+|=)(-?(?:\d*\.)?\d+)$")
 
 
 def final_answer(text: str) -> str:
@@ -51,9 +75,13 @@ def final_answer(text: str) -> str:
 def marked_part(text: str) -> str:
     """Return the last <answer> block, else the text after the last ####, else the whole text.
 
-    Of a block the inside is returned. A block without </answer> does not count.
+    Of a block the inside is returned. A block without </answer> does not count. Nor does what stands
+    before the last </think>, or behind a <think> that is open.
     """
+    text = text.rpartition("</think>")[2].partition("<think>")[0]
     inside, end = after_marker(text), 0
+    if "\n" in inside.strip() and _BOX.search(text) and not _BOX.search(inside):
+        inside = text  # a heading of Markdown behind a box
     while (tag := text.find("<answer>", end)) >= 0 and (closed := text.find("</answer>", tag)) >= 0:
         end = closed + len("</answer>")
         inside = text[tag + len("<answer>") : closed]
@@ -78,6 +106,7 @@ def all_boxes(text: str) -> list[str]:
 
     Return [] if there is none.
     """
+    text = _BARE_BOX.sub(r"\\boxed{\1}", text)
     starts = {opening.end() for opening in _BOX.finditer(text)}
     opened: list[int] = []
     found: list[tuple[int, int]] = []
@@ -94,18 +123,33 @@ def last_part(text: str) -> str:
 
     A part is a formula in dollars, or a number with what belongs to it, such as 3 million; of "x = 5"
     the 5. Directly behind "answer is" a choice from A to J is a part too. In the sentence behind
-    "answer is", the first part with a digit counts. For several answers there ("5 and 6"), or a denied
-    one ("not 5"), return the whole rest of the sentence. Return "" if the text has no part.
+    "answer is", the first part with a digit counts. For several answers there ("5 and 6"), a denied
+    one ("not 5"), a part of a formula ("2 ± 1"), and up to three words, return the whole rest of the
+    sentence. Without "answer is", return "" for those.
     """
     phrases = [found.end() for found in _PHRASE.finditer(text)]
-    rest = re.split(r"[.!?](?!\w)|\n", text[phrases[-1] :].strip())[0] if phrases else ""
+    tail = text[phrases[-1] :].strip(" \t\r\n*:") if phrases else text
+    rest = _NEXT.split(tail)[0] if phrases else ""
     if _SEVERAL.match(rest):
         return rest
     if choice := _CHOICE.match(rest):
         return choice[1]
-    parts = _PART.findall(rest) or _PART.findall(text)[-1:] or [""]
-    part = next((part for part in parts if re.search(r"\d", part)), parts[0])
-    return str(part) if part.endswith("$") or part.startswith("\\") else str(part).rpartition("=")[2]
+    is_short = phrases and rest.count(" ") < 3
+    parts = [*_PART.finditer(rest)] or ([] if is_short else [*_PART.finditer(tail)][-1:])
+    part = next((part for part in parts if re.search(r"\d", part[0])), parts[0] if parts else None)
+    return _whole(part) if part and not _is_cut(part) else rest
+
+
+def _is_cut(part: re.Match[str]) -> bool:
+    """Return whether a part is denied, one of several, or cut from a formula; but not 2 in "1 x 2=2"."""
+    before, behind = part.string[max(0, part.start() - 100) : part.start()], part.string[part.end() :]
+    return bool(("=" not in part[0] and _CUT_BEFORE.search(before)) or _CUT_BEHIND.match(behind))
+
+
+def _whole(part: re.Match[str]) -> str:
+    """Return a part that `_PART` found: a formula in dollars, or what stands behind its last "="."""
+    text = part[0]
+    return text if text.endswith("$") or text.startswith("\\") else text.rpartition("=")[2]
 
 
 def has_phrase(text: str) -> bool:
@@ -162,10 +206,12 @@ def _value(answer: str | None, gold: str) -> float:
     return 1.5 if number is not None and number == _last_number(gold) else 0.0
 
 
-def _last_number(text: str) -> float | None:
+def _last_number(text: str) -> Fraction | None:
     """Return the number at the end of a text, behind its begin, a space or "="; None without one.
 
-    Dollar and percent signs are ignored. Example: "= 72.0%" gives 72.0, "x72" None.
+    Dollar and percent signs and commas between digits are ignored, and no digit may stand before the
+    space. Over 1,000 digits give None. Example: "= 72.0%" gives 72, "x72" and "5 72" None.
     """
-    found = _LAST_NUMBER.search(text.replace("$", "").replace("%", "").strip())
-    return float(found.group(1)) if found else None
+    text = re.sub(r"[$%]|(?<=\d),(?=\d{3}(?!\d))", "", text).strip()
+    found = _LAST_NUMBER.search(text)
+    return Fraction(found[1]) if found and len(found[1]) <= 1000 else None

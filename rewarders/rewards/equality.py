@@ -5,18 +5,20 @@ import re
 from penstock.rewarders.rewards.formulas import same_expression
 from penstock.rewarders.rewards.numbers import same_number
 from penstock.rewarders.rewards.values import SET, Choice, Group, Named, NumberValue, Value
+from penstock.rewarders.rewards.words import are_opposite
 
 
 def same(one: Value, other: Value) -> bool:
     """Return whether two values are equal; same(a, b) is same(b, a).
 
     docs/rewards.md has the rules. A.m. or p.m. counts if both have it, as does a name: x = 5 equals 5.
+    Words of opposite directions, as in 5% increase and 5% decrease, make values differ.
     Choices need one letter, and equal texts if both have one; a choice equals another value by its text.
     Numbers may differ by rounding (5e-6 of the larger), and % or k may be missing in one. Groups are
     compared item by item, sets and bare lists in any order. Others are compared as text, then by sympy.
     Raise MemoryError or RecursionError, as sympy does.
     """
-    if one.half and other.half and one.half != other.half:
+    if (one.half and other.half and one.half != other.half) or are_opposite(one.sides, other.sides):
         return False
     if isinstance(one, Choice) or isinstance(other, Choice):
         return _same_choice(one, other)
@@ -94,13 +96,17 @@ def _same_choice(one: Value, other: Value) -> bool:
 def _same_group(one: Group, other: Group) -> bool:
     """Return whether two groups have equal values: in any order for sets and bare lists, else in order.
 
-    A bare list equals a tuple, (1,2) or [1,2], in the same order. Lists of different names, x=1, y=2,
-    are compared in order too. Other kinds differ: a ratio is no range, and (0,1) is not [0,1]; from
-    three values on, () equals []. Raise MemoryError or RecursionError, as sympy does.
+    A bare list equals a tuple, (1,2) or [1,2], in the same order. Lists with the same names or words
+    beside them (5 apples, 3 oranges) are compared by these, other lists of different names in order.
+    Other kinds differ: a ratio is no range, and (0,1) is not [0,1]; from three values on, () equals [].
+    Raise MemoryError or RecursionError, as sympy does.
     """
     size, kinds = len(one.items), {one.kind, other.kind}
     if size != len(other.items):
         return False
+    left_keys, right_keys = _keys(one), _keys(other)
+    if kinds <= {"", SET} and left_keys and left_keys.keys() == right_keys.keys():
+        return all(same(item, right_keys[key]) for key, item in left_keys.items())
     if kinds <= {"", SET} and not (_has_names(one) or _has_names(other)):
         left = list(other.items)
         for item in one.items:
@@ -116,6 +122,12 @@ def _same_group(one: Group, other: Group) -> bool:
         or (kinds == {"()", "[]"} and size > 2)
     )
     return fits and all(map(same, one.items, other.items))
+
+
+def _keys(group: Group) -> dict[str, Value]:
+    """Return the group's items by their names, or words beside them; {} if these are not different."""
+    found = {item.name if isinstance(item, Named) else item.label: item for item in group.items}
+    return found if len(found) == len(group.items) and "" not in found else {}
 
 
 def _has_names(group: Group) -> bool:

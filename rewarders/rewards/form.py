@@ -12,7 +12,7 @@ _THINK, _ANSWER = _BLOCK.format("think"), _BLOCK.format("answer")
 _FORMAT = re.compile(rf"\s*{_THINK}\s*{_ANSWER}\s*", flags=re.DOTALL)
 _STRICT = re.compile(_THINK + _ANSWER, flags=re.DOTALL)
 _XML_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
-_FORMULAS = re.compile(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[A-Za-z]+|</?\w+>", flags=re.DOTALL)
+_FORMULAS = re.compile(r"\$[^$]*\$(?!\d)|\\\(.*?\\\)|\\\[.*?\\\]|\\[A-Za-z]+|</?\w+>", flags=re.DOTALL)
 _LETTERS = re.compile(r"[^\W\d_]+")
 _WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI")
 

@@ -7,6 +7,7 @@ limit applies instead.
 import logging
 import re
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 from latex2sympy2_extended import NormalizationConfig
@@ -30,6 +31,7 @@ _MISREAD = re.compile(
 
 math_verify drops parts of these."""
 
+_CAPITALS = re.compile(r"\\(?:Delta|Theta|Lambda|Xi|Phi|Psi|Omega)(?![a-zA-Z]| ?[_(^])")
 _THOUSANDS = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
 _LONGEST, _DEEPEST = 1000, 40
 _SAFE_NAME = re.compile(r"[\w\\{}^,'* +-]*")
@@ -76,13 +78,18 @@ def _is_nested(text: str) -> bool:
 
     Return False as well if over 40 brackets of any kind are open at once, or 40 signs + or - in a row.
     """
-    depth = inside = 0
-    for bracket in re.findall(r"(?<!\\)[{}]|[(\[\])]", text):
-        depth += (bracket == "{") - (bracket == "}")
-        inside += (bracket in "([{") - (bracket in ")]}")
-        if depth < 0 or inside > _DEEPEST:
+    depth = 0
+    for brace in re.findall(r"(?<!\\)[{}]", text):
+        depth += 1 if brace == "{" else -1
+        if depth < 0:
             return False
-    return depth == 0 and not re.search(rf"(?:[-+] ?){{{_DEEPEST}}}", text)
+    return depth == 0 and is_shallow(text) and not re.search(rf"(?:[-+] ?){{{_DEEPEST}}}", text)
+
+
+def is_shallow(text: str) -> bool:
+    """Return whether at most 40 brackets of a text, of any kind, are open at once."""
+    brackets = re.findall(r"(?<!\\)[{}]|[(\[\])]", text)
+    return max(accumulate((1 if one in "([{" else -1 for one in brackets), initial=0)) <= _DEEPEST
 
 
 def _is_undefined(found: Basic) -> bool:
@@ -95,8 +102,9 @@ def _apart(tex: str) -> str:
     """Return the formula `tex`, its capital letters with the index 0 if the small ones are in it too.
 
     math_verify reads all letters as small ones: so R and r stay two symbols. Example: "R-r" becomes
-    "R_{0}-r". LaTeX commands and letters with an index stay.
+    "R_{0}-r". Greek capitals always get the index. Other commands and letters with an index stay.
     """
+    tex = _CAPITALS.sub(r"\g<0>_{0}", tex)
     names = set(re.sub(r"\\[a-zA-Z]+", "", tex))
     both = {name for name in names if name.isupper() and name.lower() in names}
     return re.sub(
@@ -112,8 +120,11 @@ def same_expression(one: Any, other: Any) -> bool:
     """
     for equation, value in ((one, other), (other, one)):
         is_equation = isinstance(equation, Eq) and not isinstance(value, Eq)
-        if is_equation and not (equation.lhs.is_Symbol or equation.lhs.is_Function):
+        if is_equation and not (equation.lhs.is_Symbol or isinstance(equation.lhs, AppliedUndef)):
             return False
+    are_numbers = all(isinstance(side, Expr) and side.is_number for side in (one, other))
+    if are_numbers and (verdict := _same_numbers(one, other)) is not None:
+        return verdict
     if _differ(one, other):
         return False
     orders = [(one, other)] if type(one) is type(other) else [(one, other), (other, one)]
@@ -123,6 +134,27 @@ def same_expression(one: Any, other: Any) -> bool:
         raise
     except Exception:  # sympy raises many errors on what it cannot compare
         return False
+
+
+def _same_numbers(one: Expr, other: Expr) -> bool | None:
+    """Return whether two expressions without symbols are equal numbers; None if sympy cannot say.
+
+    Written decimals are equal if they differ by at most 5e-7, and by at most 5e-6 of the larger; others
+    if sympy finds no difference. An infinity equals none. Raise MemoryError or RecursionError.
+    """
+    try:
+        left, right = one.doit(), other.doit()
+        if left.is_infinite or right.is_infinite or (left.is_Rational and right.is_Rational):
+            return bool(left == right and left.is_Rational)
+        if one.has(Float) or other.has(Float):
+            gap, size = abs(complex(left - right)), max(abs(complex(left)), abs(complex(right)))
+            return gap <= 5e-7 and gap <= 5e-6 * size
+        parts = (left - right).evalf(30).as_real_imag()
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # sympy raises many errors on what it cannot compute
+        return None
+    return all(not part or getattr(part, "_prec", 2) == 1 for part in parts)  # 1: no digit is known
 
 
 def _differ(one: Any, other: Any) -> bool:

@@ -11,7 +11,9 @@ from penstock.rewarders.rewards.words import without_upright_units
 
 # ruff: noqa: RUF001 - characters that look alike get one spelling here
 
-_SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
+_SUPERSCRIPTS = re.compile("[¹²³ʰ-ʸ\u2070-ⁿᴬ-ᵡ]+")
+_SUBSCRIPTS = re.compile("(?<![A-Z)])(?<![A-Z][a-z])[₀-ₜᵢ-ᵪ]+")  # not of chemistry: H₂O
+_ROOT = re.compile(r"√ ?(?:(\d+(?:\.\d+)?|[a-zA-Z])|\(([^()]*)\))")
 _CHINESE = re.compile("(?<!\\d)[零〇一二两三四五六七八九十百千万亿]+")
 _CHINESE_DIGITS = str.maketrans("零〇一二三四五六七八九", "00123456789")
 _CHINESE_FORMS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
@@ -31,11 +33,14 @@ _SIGNS = str.maketrans({
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∞": r"\infty ", "π": r"\pi ", "∪": r"\cup ",
     "∩": r"\cap ",
     "或": " or ", "和": " and ",
-    "∈": r"\in ", "±": r"\pm ", "、": ",", "。": ".", "√": r"\sqrt ", "’": "'", "∅": r"\emptyset ",
+    "∈": r"\in ", "±": r"\pm ", "、": ",", "。": ".", "√": r"\sqrt ", "’": "'", "′": "'",
+    "∅": r"\emptyset ",
 })  # fmt: skip
 _CURRENCY = r"(?:\b[A-Z]{1,3})?\\?[$€£¥₹₽₩₪₫฿₺₴₦]"
 _DEGREES = r"(?:\^ *\{? *\\circ *\}?|\\degrees?|°)"
-_FONTS = re.compile(r"\\(?:text(?!\w*size)\w*|mbox|math(?:rm|bf|it|sf|tt)|rm|bf) ?\{([^{}]*)\}")
+_FONTS = re.compile(
+    r"\\(?:text(?!\w*size|color)\w*|mbox|underline|math(?:rm|bf|it|sf|tt)|rm|bf) ?\{([^{}]*)\}"
+)
 _RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -73,6 +78,17 @@ _RULES = [
         (r">=", r"\\ge "),
         (r"\\infin(?![a-z])", r"\\infty"),
         (r"\\varnothing", r"\\emptyset"),
+        (r"</s>|<\|[a-z_]+\|>|\\(?:text)?color ?\{\w+\}|\\(?:bf|it|rm|sf|tt)(?![a-z]| ?\{)", " "),
+        (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+        (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
+        (r"(?<![\\a-zA-Z])ln ?(?=\()", r"\\ln "),
+        (r"(?<![\\a-zA-Z])exp ?\(([^()]*)\)", r"e^{\1}"),
+        (r"(?<![\\a-zA-Z])abs ?\(([^()]*)\)", r"|\1|"),
+        (r"\^ ?-(\d+|[a-zA-Z])(?!\w)", r"^{-\1}"),
+        (r"^ ?\((\w+)\) ?_", r"\1_"),
+        (r"\\dot ?\{? ?(\d) ?\}?(?:(\d*)\\dot ?\{? ?(\d) ?\}?)?$", r"\\overline{\1\2\3}"),
+        (r"(?<=\d\.)(\d*)\((\d+)\)$", r"\1\\overline{\2}"),
+        (r"\\overline ?(\d)(?!\d)", r"\\overline{\1}"),
     )
 ]
 _ROWS = re.compile(r"(?:\w+ ?= ?)?\[[][ \d.eE+-]*\]")
@@ -87,6 +103,8 @@ def spell(text: str) -> str:
     ⦃⦄, so that {} only group. Example: "$\dfrac{1}{2}\,$" becomes "\frac{1}{2}".
     """
     text = _SUPERSCRIPTS.sub(lambda run: f"^{{{unicodedata.normalize('NFKC', run[0])}}}", text.strip())
+    text = _SUBSCRIPTS.sub(lambda run: f"_{{{unicodedata.normalize('NFKC', run[0])}}}", text)
+    text = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2]}}}", text)
     text = without_upright_units(text)
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text.replace("º", "°"))
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)

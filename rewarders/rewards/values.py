@@ -10,10 +10,10 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from penstock.rewarders.rewards.formulas import expression, number_expression
+from penstock.rewarders.rewards.formulas import expression, is_shallow, number_expression
 from penstock.rewarders.rewards.numbers import DIGITS, read_number
 from penstock.rewarders.rewards.spelling import spell
-from penstock.rewarders.rewards.words import is_words, plain_words, without_words
+from penstock.rewarders.rewards.words import directions, is_words, plain_words, without_words
 
 _HALF = re.compile(r"(?<=\d) ?(?P<half>[ap])\.? ?m\.?", re.IGNORECASE)
 _DATE = re.compile(r"\d+/\d+/\d+|\d{4}-\d\d?-\d\d?")
@@ -26,6 +26,7 @@ _NO_OTHER = r"(?!\s*(?:[,;&|/]|(?:or|and)\b))"
 _CHOICE = re.compile(
     rf"\(([A-J])\){_NO_OTHER}[.:]?\s*(.*)|([A-J])(?:[.:)]{_NO_OTHER}(?:\s*(.+))?)?", re.DOTALL
 )
+_OTHER_CHOICE = re.compile(r"(?<!\w)\([A-J]\)|(?<![\w(])[A-J](?:[.:)]|$)")
 _LEAD = re.compile(
     r"(?:(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:?"
     r"|(?:答案|故选|应选)[是为]?:?) ?(?=.)",
@@ -33,7 +34,7 @@ _LEAD = re.compile(
 )
 _BARE_MARK = re.compile(r"[()\[\]{}\u2983\u2984,;:]|(?<![a-zA-Z\\])(?:and|or|\\cup)(?![a-zA-Z])")
 _MARK = re.compile(rf"(?<![\d,.]){DIGITS}|{_BARE_MARK.pattern}")
-_LETTER = r"\\?[a-zA-Z]+'*(?:_ ?\{? ?\w+ ?\}?)?(?: ?\([a-zA-Z\d, ]*\))?"
+_LETTER = r"\\?[a-zA-Z]+'*(?:_ ?(?:\{[\w +-]*\}|\w+))?(?: ?\([a-zA-Z\d, ]*\))?"
 _NAME = re.compile(
     rf"(?:m ?)?(?:\\[a-z]+ ?)?\{{? ?[A-Z]{{2,}} ?\}}?|\|? ?{_LETTER} ?\|?"
     rf"|\( ?{_LETTER}(?: ?, ?{_LETTER})+ ?\)|{_LETTER} ?: ?{_LETTER}"
@@ -51,7 +52,7 @@ _SUM = re.compile(
     r"(?:[^a-zA-Z\\<>!,]|\\(?:times|cdot|frac|div|sqrt)|(?<=\d),(?=\d{3})|(?<=\d) ?x ?(?=\d))+"
 )
 _OPENING, _CLOSING, SET = tuple("([{\u2983"), tuple(")]}\u2984"), "\u2983\u2984"
-_SEPARATORS = (";", (",", "and", "or", r"\cup"))
+_SEPARATORS, _LONGEST = (";", (",", "and", "or", r"\cup")), 2000
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,14 @@ class Value:
     """A value as it is written: a formula, words, or a row of terms such as 12:30.
 
     `text` is spelled as `spell` returns it. `half` is "a" (a.m.) or "p" (p.m.) of a time, else "".
+    `label` has the words that were left out beside it, and `sides` are those of direction.
     """
 
     text: str
     is_formula: bool = True
     half: str = ""
+    label: str = ""
+    sides: frozenset[str] = frozenset()
 
     @cached_property
     def expression(self) -> Any:
@@ -147,12 +151,16 @@ def divides_by_zero(text: str) -> bool:
 def _read_alone(text: str) -> Value | None:
     """Return the value of a text that is an answer and nothing else; None if it cannot be read.
 
-    A leading "the answer is" is left out. Raise ZeroDivisionError for a division by zero, ValueError or
-    OverflowError for a number out of range, MemoryError or RecursionError, as sympy does.
+    A leading "the answer is" is left out. Over 2,000 letters, or 40 brackets open at once, are compared
+    as they are. Raise ZeroDivisionError for a division by zero, ValueError or OverflowError for a number
+    out of range, MemoryError or RecursionError, as sympy does.
     """
+    if len(text) > _LONGEST or not is_shallow(text):
+        return Value(text.strip()) if text.strip() else None
     text = spell(text)
     lead = _LEAD.match(text)
-    return _read(spell(text[lead.end() :]) if lead else text)
+    value = _read(spell(text[lead.end() :]) if lead else text)
+    return replace(value, sides=directions(text)) if value else None
 
 
 def is_defined(value: Value) -> bool:
@@ -180,6 +188,8 @@ def _read(text: str) -> Value | None:
         return None
     if choice := _CHOICE.fullmatch(text):
         letter, meaning = choice[1] or choice[3], choice[2] or choice[4]
+        if meaning and _OTHER_CHOICE.search(meaning) and not re.match("(?:both|only|neither) ", meaning):
+            return None
         value = (_read(spell(meaning)) or _as_words(meaning)) if meaning else None
         return None if isinstance(value, Choice) else Choice(text, False, letter=letter, meaning=value)
     if _MONTH.search(text) and re.search(r"\d", text):
@@ -201,7 +211,9 @@ def _read(text: str) -> Value | None:
         literal = plain_words(text)
         return Value(literal, False) if literal else None
     if bare != text:
-        return _read(spell(bare))
+        label = " ".join(re.findall(r"[^\W\d_]+", text.replace(bare, "", 1).casefold()))
+        value = _read(spell(bare))
+        return replace(value, label=label) if value else None
     value = Value(text)
     return value if _is_whole(text) or value.expression is not None else None
 
@@ -230,8 +242,7 @@ def _read_compound(text: str) -> Value | None:
     if r"\begin" in text:
         return None
     if r"\pm" in text or r"\mp" in text:
-        signs = [text.replace(r"\pm", sign).replace(r"\mp", "+-"[sign == "+"]) for sign in "+-"]
-        return _group(text, "", signs)
+        return _group(text, "", _signed(text))
     kind, inside = "", text
     for _ in range(2):
         for separators in _SEPARATORS:
@@ -243,6 +254,20 @@ def _read_compound(text: str) -> Value | None:
     return _read_relation(text) or (
         _group(text, ":", parts) if len(parts := _split(text, (":",))) > 1 else None
     )
+
+
+def _signed(text: str) -> list[str]:
+    r"""Return the texts that a text with \pm or \mp stands for: "0, \pm 1" stands for 0, +1 and -1.
+
+    In a text with \mp or an equals sign all signs change at once.
+    """
+    is_linked = "=" in text or r"\mp" in text
+    parts = [text] if is_linked else _split(text, (",", "and", "or"))
+    return [
+        part.replace(r"\pm", sign).replace(r"\mp", "+-"[sign == "+"])
+        for part in parts
+        for sign in ("+-" if is_linked or r"\pm" in part else "+")
+    ]
 
 
 def _read_relation(text: str) -> Value | None:
@@ -293,21 +318,24 @@ def _read_equation(text: str, sign: str, left: str, right: str) -> Value | None:
 def _read_inequality(text: str, signs: list[str], ends: list[str]) -> Value | None:
     """Return the named interval of an inequality such as 1<x or 1<x<2; None if it cannot be read.
 
-    An inequality without a letter, such as 3<5, or with signs of both directions is None. `text` is all
-    of it, `ends` are the two or three texts around the one or two `signs`. With one sign, x>3 is the
-    interval from 3 to infinity. Raise ZeroDivisionError, MemoryError or RecursionError.
+    None are 3<5, |x|>3 and signs of both directions; |x|<3 is -3<x<3, and x>3 goes to infinity. `ends`
+    are two or three texts around one or two `signs`, `text` is all. Raise ZeroDivisionError, MemoryError
+    or RecursionError.
     """
     if signs[0][0] == ">" or signs[0][:2] == r"\g":
         signs, ends = [_MIRRORED.get(sign, "") for sign in reversed(signs)], ends[::-1]
     if not {*signs} <= {"<", r"\lt", r"\le"}:
         return None
-    if len(signs) == 1 and _NAME.fullmatch(ends[1]):
+    if len(signs) == 1 and (size := re.fullmatch(r"\| ?([^|]+?) ?\|", ends[0])):  # |x|<3
+        signs, ends = signs * 2, [f"-({ends[1]})", size[1], ends[1]]
+    elif len(signs) == 1 and _NAME.fullmatch(ends[1]):
         signs, ends = [*signs, "<"], [*ends, r"\infty"]
     elif len(signs) == 1:
         signs, ends = ["<", *signs], [r"-\infty", *ends]
     kind = ("[" if signs[0] == r"\le" else "(") + ("]" if signs[1] == r"\le" else ")")
     interval = _group(text, kind, ends[::2])
-    return Named(text, name=ends[1], value=interval) if interval and _NAME.fullmatch(ends[1]) else None
+    is_named = interval and "|" not in ends[1] and _NAME.fullmatch(ends[1])
+    return Named(text, name=ends[1], value=interval) if is_named else None
 
 
 def _is_false(ends: list[str]) -> bool:

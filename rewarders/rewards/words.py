@@ -22,17 +22,25 @@ _MEANING = frozenset(
     re.findall(
         r"\w+",
         "than least most not minus negative plus half quarter third twice under over root double triple "
+        "except excluding without but other none no wrong divisible exceed exceeds exceeding above "
+        "below between less "
         "dozen dozens off halves thirds quarters fourths fifths sixths eighths tenths hundredths "
         "thousandths fifth sixth eighth tenth hundredth thousandth millionth",
     )
 )
 _COMPUTED = re.compile(
-    r"[\d})] *(?:squared|cubed|factorial)\b"
+    r"[\d})] *(?:squared|cubed|factorial)\b|\b(?:square|cube|multiples?|powers?) of\b"
     r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten) (?:in|of|out of)\b",
     re.IGNORECASE,
 )
+_OPPOSITES = re.findall(
+    r"(\w+)/(\w+)",
+    "increas/decreas profit/loss east/west north/south left/right maxim/minim converg/diverg and/or",
+)
+"""Beginnings of words of opposite directions. "and" and "or" are that between inequalities alone."""
 _CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
 _POWER = r"(?: ?\^ ?\{? ?(?:-[123]|[23]) ?\}?|[23](?!\w))?"
+_SIGNS = r"(?:[lg][et]|ne|in|pm|mp|cup|cap|times|cdot|sqrt|frac|infty|pi)(?![a-z])"
 _UNIT_SIGN = r"(?:[kMGµμm]?(?:Pa|eV|Hz|Ω)|[kMGµμm][JNVA]|dB|ha)(?![a-zA-Z])"
 _UNIT = r"(?:[a-zA-Z]+|\\Omega(?![a-zA-Z]))"
 _WORD = re.compile(
@@ -87,12 +95,14 @@ def is_words(text: str) -> bool:
 
 
 def plain_words(text: str) -> str | None:
-    """Return a text in lower case, without LaTeX commands, signs but .:/- and a leading the, a or an.
+    """Return a text in lower case, without a leading the, a or an, fonts and punctuation but .:/-.
 
     The result may be "". Return None for a sentence, which has a verb or pronoun such as "is", and no
     digit. Example: "The Eiffel Tower!" becomes "eiffel tower".
     """
-    literal = " ".join(re.sub(r"\\[a-z]+|[^\w\s.:/-]", " ", text).casefold().split())
+    text = re.sub(r" ?(\\[a-z]+|[<>=+*^|]) ?", r" \1 ", text)
+    bare = re.sub(rf"\\(?!{_SIGNS})[a-z]+|[^\w\s.:/<>=+*^|\\-]", " ", text)
+    literal = " ".join(bare.casefold().split())
     if _CLAUSE.search(literal) and not re.search(r"\d", literal):
         return None
     return re.sub("^(?:the|an?) (?=[^ ]{2})", "", literal)
@@ -117,6 +127,18 @@ def without_words(text: str) -> str | None:
     if (begin, end) == (0, len(text)):
         return text
     return re.sub(r"(?<=\d)-$", "", text[begin:end].strip(_BETWEEN))  # "10-day"
+
+
+def directions(text: str) -> frozenset[str]:
+    """Return the words of direction in a text, such as "increas"; none of a pair that is there whole."""
+    pairs = _OPPOSITES if re.search(r"[<>]|\\[lg][et](?![a-z])", text) else _OPPOSITES[:-1]
+    found = [[word for word in pair if re.search(rf"(?<![\\a-z]){word}", text, re.I)] for pair in pairs]
+    return frozenset(words[0] for words in found if len(words) == 1)
+
+
+def are_opposite(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Return whether two results of `directions` have opposite words: "increas" and "decreas"."""
+    return any((a in one and b in other) or (b in one and a in other) for a, b in _OPPOSITES)
 
 
 def without_upright_units(text: str) -> str:

@@ -113,8 +113,24 @@ def test_a_gold_of_another_type_is_a_list_of_values_or_set_aside(gold, answer, e
         r"\frac{1}{" * 300 + "2" + "}" * 300,
         "1 111" * 15_000,
         "$0." + "1" * 200_000 + "$",
+        "A. " * 1000,
+        "(1," * 300,
+        r"\(" * 4000,
+        r"1}\text{m}" + r"}\text{m}" * 2500 + "x",
     ],
-    ids=["braces", "brackets", "signs", "letters", "fractions", "groups", "digits"],
+    ids=[
+        "braces",
+        "brackets",
+        "signs",
+        "letters",
+        "fractions",
+        "groups",
+        "digits",
+        "choices",
+        "tuples",
+        "parentheses",
+        "units",
+    ],
 )
 def test_what_no_formula_looks_like_never_reaches_the_parser(hostile, monkeypatch):
     parsed = []

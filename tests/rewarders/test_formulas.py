@@ -43,6 +43,7 @@ def test_the_rewards_are_those_that_the_contract_knows():
         ("acc", r"\boxed{72} no, \boxed{71}", -0.5),
         ("acc", r"\boxed{\frac{144}{2}}", 1.0),
         ("acc", RIGHT, -1.0),
+        ("acc", r"\boxed{5 <answer>72</answer>}", -0.5),
         ("acc", r"\boxed{72", -1.0),
         ("acc", "", -1.0),
         ("base_acc", STRUCTURED, 1.0),
@@ -66,6 +67,7 @@ def test_the_rewards_are_those_that_the_contract_knows():
         ("correctness", "<answer>it is $72</answer>", 1.5),
         ("correctness", "<answer>48+24=72</answer>", 1.5),
         ("correctness", "<answer>72 clips</answer>", 0.0),
+        ("correctness", "<answer>5 72</answer>", 0.0),
         ("correctness", "<answer>...</answer>", 0.0),
         ("correctness", "<answer>72</answer> <answer>71</answer>", 0.0),
         ("correctness", "<answer>72</answer> <answer>71", 0.0),
@@ -190,6 +192,7 @@ def test_length_within_a_group(lengths, right, values) -> None:
         ("ru", "Ответ: four", 0.5),
         ("en", "", 0.0),
         ("en", "12 + 30 = 42", 0.0),
+        ("en", "It costs $5 对的对的 and $6 ok", 4 / 8),
         ("en", r"<think>So $答 = \frac{1}{2}$</think>", 1.0),
         ("zh", r"答案是 \frac{x}{2}", 0.75),  # the bare x is a word, the command is not
     ],
@@ -248,3 +251,18 @@ def test_the_answer_in_a_hostile_text_is_found_in_linear_time() -> None:
         "assert correctness([''], [text], ['1']) == [0.0]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "value"),
+    [
+        ("8" * 400, "9" * 400, 0.0),
+        ("8" * 400, "= " + "8" * 400, 1.5),
+        ("8" * 9000, "9" * 9000, 0.0),
+        ("#### 1,234", "1234", 1.5),
+        ("1234", "1,234", 1.5),
+        ("234", "1,23", 0.0),
+    ],
+)
+def test_correctness_compares_numbers_exactly(gold: str, answer: str, value: float) -> None:
+    assert REWARDS["correctness"]([""], [f"<answer>{answer}</answer>"], solution=[gold]) == [value]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.rewarders.rewards.accuracy import acc, accuracy
-from tests.rewarders import further_verdicts
+from tests.rewarders import further_verdicts, hard_verdicts
 from tests.rewarders.verdicts import FAILURES, FORMS, RULES
 
 
@@ -27,6 +27,16 @@ def test_further_forms_have_their_verdicts(kind: str) -> None:
         if accuracy([""], [answer], [gold]) != [float(equal)]
     }
     assert wrong == {(gold, answer) for gold, answer, _ in forms if (gold, answer) in known}
+
+
+@pytest.mark.parametrize("kind", hard_verdicts.KINDS)
+def test_hard_forms_have_their_verdicts(kind: str) -> None:
+    forms = hard_verdicts.forms(kind)
+    assert [
+        (gold, answer)
+        for gold, answer, equal in forms
+        if accuracy([""], [answer], [gold]) != [float(equal)]
+    ] == []
 
 
 def test_few_verdicts_fail():

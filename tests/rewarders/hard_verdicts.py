@@ -1,0 +1,168 @@
+"""Answers that look right and are wrong, and the other way round, by kind: gold, right ones, wrong ones.
+
+The verdicts were written down before the rules that give them. The answers are separated by " ~ ".
+"""
+
+# ruff: noqa: E501, RUF001 - a gold and its answers stand in one line; the characters are part of the forms
+
+from __future__ import annotations
+
+KINDS: dict[str, list[tuple[str, str, str]]] = {
+    "exact small numbers": [
+        (r"\frac{1}{2^{55}}", r"\boxed{\frac{1}{2^{55}}} ~ \boxed{2^{-55}}", r"\boxed{\frac{1}{2^{56}}} ~ 0"),
+        ("3^{-40}", r"\boxed{\frac{1}{3^{40}}}", r"\boxed{5^{-40}}"),
+        (r"\left(\frac56\right)^{200}", r"\boxed{\frac{5^{200}}{6^{200}}}", r"\boxed{\left(\frac56\right)^{199}}"),
+        (r"\frac{1}{20!}", r"\boxed{1/20!}", r"\boxed{\frac{1}{21!}}"),
+        (r"2-\frac{1}{2^{2023}}", r"\boxed{2-2^{-2023}}", r"\boxed{2-\frac{1}{2^{2022}}} ~ 2"),
+        ("e^{-50}", r"\boxed{\frac{1}{e^{50}}}", r"\boxed{e^{-51}} ~ 0"),
+        (r"\sqrt{5+2\sqrt6}", r"\boxed{\sqrt2+\sqrt3} ~ 3.146264", r"\boxed{\sqrt2+2} ~ 3.1462"),
+        ("0", r"\boxed{(\sqrt2+\sqrt3)^2-5-2\sqrt6}", r"\boxed{10^{-30}}"),
+    ],
+    "thinking": [
+        ("72", "<think>71?</think>72 ~ <think>\\boxed{71}</think>\\boxed{72} ~ 71?</think>\n\n**72**",
+         "<think>So \\boxed{72}.</think>\n\nThe final answer is **71**. ~ <think>\\boxed{72}</think>\n71"
+         " ~ <think>maybe \\boxed{72} ~ <think>maybe \\boxed{72}</think> I do not know. ~ <think>72"),
+    ],
+    "words that deny or change": [
+        ("5", r"\boxed{\text{total of }5}",
+         r"\boxed{\text{all real numbers except }5} ~ \boxed{\text{anything but }5} ~ \boxed{\text{excluding }5}"
+         r" ~ \boxed{\text{without }5} ~ \boxed{\text{none of }5} ~ \boxed{\text{no }5} ~ \boxed{5\text{ is wrong}}"
+         r" ~ \boxed{\text{divisible by }5} ~ \boxed{\text{exceeds }5} ~ \boxed{\text{square of }5}"
+         r" ~ \boxed{\text{the cube of }5} ~ \boxed{\text{above }5} ~ \boxed{\text{below }5} ~ \boxed{\text{multiples of }5}"
+         r" ~ \boxed{\text{powers of }5} ~ \boxed{\text{all but }5} ~ \boxed{5\text{ less}} ~ \boxed{\text{other than }5}"),
+        (r"\text{all real numbers except }5", r"\boxed{\text{all real numbers except }5}", "5"),
+        (r"\text{multiples of }6", r"\boxed{\text{multiples of 6}}", "6"),
+    ],
+    "all options": [
+        ("A", r"\boxed{(A) 1} ~ \boxed{A. f(B)}",
+         r"\boxed{(A) 1 (B) 2 (C) 3} ~ \boxed{A. B. C} ~ \boxed{(A)(B)(C)(D)(E)} ~ \boxed{A. 1 B. 2}"),
+        ("B", "<answer>B) x</answer>", r"\boxed{(B) 12, (C) 15} ~ <answer>B) x or C) y</answer>"),
+        ("(D) both (A) and (B)", r"D ~ \boxed{D}", "A ~ B"),
+    ],
+    "hedges": [
+        ("6", "It is 6. ~ Of 5 or more cases, 6", "<answer>5 or maybe 6</answer> ~ <answer>either 5 or 6</answer>"
+         " ~ #### either 5 or 6 ~ <answer>one of 4, 5, 6</answer> ~ Either 5 or 6."),
+        ("5", "The answer is 5, which could be more.",
+         "The answer is both 5 and 6. ~ The answer is 5, maybe 6. ~ The answer is 5, but it could be 6."
+         " ~ The answer is 5; alternatively 6. ~ The answer is 5 as well as 6. ~ The answer is from 5 to 6."
+         " ~ The answer is 5. Or 6."),
+        ("B", "The answer is (B). ~ The answer is B, as 5 are left. ~ The answer is B because C is wrong.",
+         "The answer is (B), (C). ~ The answer is (B) (C). ~ The answer is (B)/(C). ~ The answer is B, perhaps C."
+         " ~ The answer is B (maybe C). ~ B is wrong. The answer is C. ~ The answer is B is wrong."),
+        ("I", "The answer is I. ~ The answer is I because 5 are left.", "The answer is I don't know. ~ Hm, the answer is I don't know."),
+        ("A", "The answer is A. ~ The answer is A because 5 are left. ~ The answer is A since it is.",
+         "The answer is A mystery to me. ~ I tried. The answer is A mystery to me."),
+    ],
+    "denied numbers in prose": [
+        ("5", "It is 5. ~ It is not 4 but 5. ~ He has more than he had: 5",
+         "It is not 5. ~ The answer is definitely not 5. ~ It isn't 5. ~ It is anything but 5. ~ It is clearly less than 5"
+         " ~ It is no more than 5 ~ The answer is x > 5 ~ The answer is x >= 5 ~ I tried. The answer is x > 5 ~ The answer is negative 5"
+         " ~ The value is minus 5. ~ We tried it. The value is minus 5."),
+        ("2", "so it equals 2", "so it equals - 2 ~ the result is -(2) ~ the result is n - 2"),
+    ],
+    "parts of a formula in prose": [
+        ("2", "The answer is (2). ~ The answer is 2 (two).",
+         "The answer is sqrt(2) ~ I tried. The answer is sqrt(2). ~ The answer is 2√3 ~ I tried. The answer is 2√3."
+         " ~ The answer is f(2) ~ The answer is 2 ± 1 ~ The answer is log_10(2) ~ So the point is (1, 2)."
+         " ~ I tried it. So the point is (1, 2)."),
+        ("3", "The answer is 3.0 m/s", "The answer is 3.0 × 10^8 m/s ~ We know it. The answer is 3.0 × 10^8 m/s."),
+        ("300000000", "We know it. The answer is 3.0 × 10^8 m/s.", "We know it. The answer is 3.0 × 10^7 m/s."),
+        ("5", "The answer is 5 of the apples. ~ The answer is 5 times. ~ The answer is 5!!",
+         "The answer is 5 plus 6 ~ The answer is 5 squared ~ The answer is 5 factorial ~ The answer is 5 dozen"
+         " ~ The answer is 5 × 6 ~ The answer is 5% of 6 ~ We tried it. The answer is 5 plus 6."),
+    ],
+    "words behind answer is": [
+        ("3", "The answer is 3. It is no surprise.", "We test it for n = 3. The answer is no. ~ I checked 3 cases.\n\nAnswer: none"),
+        ("yes", "Therefore, the answer is yes. ~ We test it for n = 3. The answer is yes. ~ We tried.\n\n**Answer**: Yes",
+         "We test it for n = 3. The answer is no."),
+        ("Paris", "We look at 3 cities. The answer is Paris. ~ We look at 3 cities. The answer is **Paris**.", "We look at 3 cities. The answer is Rome."),
+    ],
+    "text around a formula": [
+        ("all integers n such that n > 2", r"\boxed{\text{all integers } n \text{ such that } n>2}",
+         r"\boxed{all integers n such that n < 2} ~ \boxed{all integers n such that n \ge 2}"),
+    ],
+    "opposites": [
+        ("20% increase", r"\boxed{20\%} ~ an increase of 20%", "20% decrease ~ a decrease of 20%"),
+        ("profit of $5", "$5 profit ~ 5", "loss of $5 ~ $5 loss"),
+        ("5 km east", "5 km east ~ 5", "5 km west"),
+        ("maximum of 5", "maximum 5", "minimum of 5"),
+        ("converges to 1", "it converges to 1", "diverges to 1"),
+    ],
+    "labels": [
+        ("5 apples, 3 oranges", "5 apples and 3 oranges ~ 3 oranges, 5 apples ~ 5, 3", "3 apples, 5 oranges"),
+        ("length 5, width 3", "length 5 and width 3 ~ width 3, length 5", "length 3, width 5"),
+        ("x=1, y=2", r"\boxed{y=2, x=1} ~ 1, 2", r"\boxed{y=1, x=2} ~ 2, 1"),
+    ],
+    "Unicode": [
+        ("2n", r"\boxed{2n}", r"\boxed{2ⁿ}"),
+        ("2^n", r"\boxed{2ⁿ}", r"\boxed{2n}"),
+        ("2^{n+1}", r"\boxed{2ⁿ⁺¹}", r"\boxed{2n+1}"),
+        ("1011_2", r"\boxed{1011₂}", "10112"),
+        ("10112", "10112", r"\boxed{1011₂}"),
+        ("H2O", "H₂O", "CO₂"),
+        ("x_1=2", "x₁=2", "x₂=2"),
+        ("2", "√4", "√12"),
+        (r"2\sqrt3", r"√12 ~ √(12) ~ 2√3", "√13 ~ √1·2"),
+        ("f'(x)=2x", "f′(x)=2x", "f(x)=2x"),
+        (r"\Delta", r"\boxed{\Delta}", r"\boxed{\delta}"),
+        (r"\Phi+1", r"\boxed{1+\Phi}", r"\boxed{1+\phi}"),
+        (r"\infty", r"\boxed{+\infty} ~ ∞", r"\boxed{2\infty} ~ -\infty"),
+    ],
+    "functions of a name": [
+        ("1", "x=1", r"\boxed{\sin x=1}"),
+        ("x=5", "5", r"\boxed{\log_2 x=5}"),
+        ("a_{n+1}=2a_n", r"\boxed{a_{n+1}=2a_n}", r"\boxed{a_n=2a_n}"),
+        ("a_{n+1}=3", "3", "x=3 ~ a_n=3"),
+    ],
+    "sizes and directions": [
+        (r"(-\infty,3)", "x<3", r"\boxed{|x|<3}"),
+        ("(-3,3)", r"\boxed{|x|<3} ~ 3>|x|", r"\boxed{|x|\le 3} ~ |x|<4"),
+        (r"[3,\infty)", r"\boxed{x\ge 3}", r"\boxed{|x|\ge 3}"),
+        (r"|x|<3", r"\boxed{|x|<3} ~ -3<x<3", r"\boxed{x<3}"),
+        (r"x>1 \text{ and } x<4", r"x>1\text{ and }x<4 ~ x<4 and x>1", r"x>1\text{ or }x<4"),
+    ],
+    "signs of lists and repeating decimals": [
+        (r"\pm 1, \pm 2", r"1,-1,2,-2 ~ \pm2,\pm1", r"\boxed{(1,2),(-1,-2)} ~ 1,2"),
+        (r"0, \pm 1", "-1,0,1", "0,1"),
+        (r"\frac13", r"0.(3) ~ 0.\dot{3} ~ 0.\overline3", "0.(4)"),
+        (r"\frac{1}{7}", r"0.\dot{1}4285\dot{7} ~ 0.(142857)", "0.(14)"),
+        ("12.6", "12.6", "2.1(6)"),
+    ],
+    "parts that are whole": [
+        ("96", "We get 48 × 2 = 96 ~ We get 98 - 2 = 96. ~ so we get -> 96 ~ We get it.\nSo 48 × 2 = 96.", "We get 48 × 2 = 95"),
+        ("5", "The answer is 5, not 6. ~ The answer is 5 not 6 ~ The answer is 5. It is odd or prime."
+         " ~ One of the 7 boys left, so 5 ~ The answer is what we count next. There are 3 and 2, in total 5."
+         " ~ He needs at least 5 ~ The answer is **5**, so 10/2 = 5.", "The answer is **6**"),
+        ("30", "The answer is 5 × 6 = 30.", "The answer is 5 × 6 = 31."),
+    ],
+    "formats of choices": [
+        ("B", "We check all.\n\n**Answer: B** ~ We check all. **The answer is B** ~ We check all.\n\n**Final Answer**: B"
+         " ~ The answer is option B. ~ We check all. The answer is option B. ~ We check all. So the answer would be B.",
+         "We check all.\n\n**Answer: C** ~ The answer is option C."),
+    ],
+    "boxes and plain text": [
+        (r"So we get $\boxed 2$.", "2", "3"),
+        (r"So we get $\boxed2$.", r"2 ~ \boxed 2", "3"),
+
+        (r"\frac{\pi}{2}", "pi/2", "pi"),
+        (r"2\pi", r"2*pi ~ 2pi", "2 ~ 3*pi"),
+        (r"\ln 2", "ln(2)", "ln(3) ~ 2"),
+        ("e^{-2}", "exp(-2) ~ e^-2", "exp(2) ~ e-2"),
+        (r"\frac1x", "x^-1 ~ x^{-1}", "x-1"),
+        ("|x|", "abs(x)", "x"),
+        (r"\infty", "infinity", "0"),
+        ("(101)_2", "101_2", "101 ~ 101_3"),
+        ("72", "\\boxed{72}\n\n#### Check\n48 + 24 is right.", "\\boxed{71}\n\n#### Check\n48 + 24 is 72.\nDone."),
+        ("18", r"\boxed{\color{red}{18}} ~ \boxed{\underline{18}} ~ \boxed{\bf 18} ~ 18</s> ~ \boxed{\textcolor{red}{18}}", r"\boxed{\color{red}{81}}"),
+    ],
+}  # fmt: skip
+
+
+def forms(kind: str) -> list[tuple[str, str, bool]]:
+    """Return the gold, answer and verdict of each form of a kind."""
+    return [
+        (gold, answer, equal)
+        for gold, right, wrong in KINDS[kind]
+        for answers, equal in ((right, True), (wrong, False))
+        for answer in answers.split(" ~ ")
+    ]
