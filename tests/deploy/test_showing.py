@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -19,7 +20,7 @@ from penstock.common import queues
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.config.command import load
-from penstock.common.errors import ConfigError, ServerUnavailable
+from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.monitor import watch as watch_module
 from penstock.common.monitor.limit import Cause, Fault
@@ -249,6 +250,28 @@ def test_a_process_that_fails_again_and_again_is_named() -> None:
     assert show.look()[1] == waits
     show._looks._seen = (replace(RUNNING, workers={}), waits)
     assert show.look()[1] == waits
+
+
+def test_a_learner_that_fails_before_its_claim_is_named(monkeypatch) -> None:
+    def not_there(*_: object) -> None:
+        raise RunNotReady("no learner has claimed the run")
+
+    monkeypatch.setattr(watch_module, "read_overview", not_there)
+    show = Heartbeat(RunWatch(Mock(), "run"), lambda _: None)
+    show._looks._seen = show._looks._watch.look()
+    assert show.look()[1].startswith("Waiting for the learner, which imports its libraries")
+    for end in ("Ended with exit code 1 after 3.1 s.", "Killed by SIGKILL after 3.1 s."):
+        show(Report("learner.1", "started", "Started as process 78."))
+        assert show.look()[1].startswith("The learner starts, since 0 s")
+        show(Report("learner.1", "ended", f"{end} It starts again in 2 s."))
+    show._looks._seen, seen = (None, "Waiting for the queue server, since 2 s."), show._looks._seen
+    assert show.look()[1].startswith("Waiting for the queue server")
+    show._looks._seen = seen
+    assert show.look()[1] == f"learner.1 failed 2 times. {end} That is mostly for lack of memory."
+    show._looks._seen = (RUNNING, "All is well.")
+    assert show.look()[1] == "All is well."
+    show._looks._seen = seen
+    assert show.look()[1].startswith("Waiting for the learner")
 
 
 def test_a_server_that_hangs_stops_nobody(monkeypatch) -> None:
