@@ -148,8 +148,13 @@ class Up(Command):
                     remove_old_socket(folder)
             if report is None and beside is None:
                 repeat = REPEAT_WITHOUT if anew else REPEAT
-                print_ending(folder, reports.describe(logs_folder, repeat), repeat)
+                print_ending(folder, reports.describe(logs_folder, repeat), repeat, self.trains())
             return code
+
+    def trains(self) -> bool:
+        """Return whether steps are expected here: not with --only, nor where the run only evaluates."""
+        only = read_environment(self.env_file).get("LEARNER_EVALUATE_ONLY", "").lower()
+        return not self.only and only in ("", "false", "0", "no", "off", "n", "f")
 
     def _plan(self) -> tuple[DevicePlan, int]:
         """Return the processes with their devices, and the threads of each; see `threads_of_each`.

@@ -77,12 +77,13 @@ class LastWords:
         )
 
 
-def print_ending(folder: RunFolder, failure: str, repeat: str = REPEAT) -> None:
+def print_ending(folder: RunFolder, failure: str, repeat: str = REPEAT, trains: bool = True) -> None:
     """Print the summary of the run in `folder`, or the text `failure` if a process failed the run.
 
-    `repeat` says what makes the run go on.
+    `repeat` says what makes the run go on. Of a run that `trains` it is said that it has no step yet.
     """
-    text = failure or format_ending(folder, repeat)
+    none = f"The run was stopped before its first step. To go on {repeat}.\nLogs: {folder.logs}"
+    text = failure or format_ending(folder, repeat) or (none if trains else "")
     if text:
         width = shutil.get_terminal_size().columns
         lines = (textwrap.fill(line, width, subsequent_indent="  ") for line in text.splitlines())

@@ -31,7 +31,7 @@ from penstock.deploy.showing import live
 from penstock.deploy.showing.ending import LastWords, format_ending, print_ending
 from penstock.deploy.showing.live import Heartbeat, LiveScreen, is_live, line_for_people
 from penstock.deploy.showing.logs import LogFiles
-from penstock.deploy.up import Printer
+from penstock.deploy.up import Printer, Up
 from tests.common.builders import Run
 from tests.common.test_limit import PROGRESS, RUNNING
 from tests.helpers import wait_until
@@ -338,10 +338,25 @@ def test_the_ending_has_before_after_and_what_to_type_next(tmp_path: Path) -> No
     assert "for more steps raise LEARNER_MAX_STEPS and repeat the command." in text
 
 
-def test_a_run_without_a_step_has_no_ending(tmp_path: Path, capsys) -> None:
+def test_the_ending_of_a_run_without_a_step_says_so(tmp_path: Path, capsys) -> None:
     assert format_ending(RunFolder(tmp_path)) == ""
-    print_ending(RunFolder(tmp_path), "")
+    print_ending(RunFolder(tmp_path), "", trains=False)
     assert capsys.readouterr().out == ""
+    print_ending(RunFolder(tmp_path), "")
+    said = capsys.readouterr().out
+    assert said.startswith("\nThe run was stopped before its first step. To go on repeat the command.\n")
+    assert f"Logs: {tmp_path / 'logs'}" in said
+
+
+@pytest.mark.parametrize(
+    ("only", "variable", "trains"),
+    [("", "", True), ("", "False", True), ("", "1", False), ("actor", "", False)],
+)
+def test_a_run_that_trains_is_told_from_others(
+    monkeypatch, only: str, variable: str, trains: bool
+) -> None:
+    monkeypatch.setenv("LEARNER_EVALUATE_ONLY", variable)
+    assert Up(only=only).trains() == trains
 
 
 def test_a_failed_run_ends_with_the_error_and_its_log(tmp_path: Path) -> None:
