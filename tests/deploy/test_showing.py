@@ -348,6 +348,27 @@ def test_the_ending_of_a_run_without_a_step_says_so(tmp_path: Path, capsys) -> N
     assert f"Logs: {tmp_path / 'logs'}" in said
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_the_ending_names_can_be_copied(
+    tmp_path: Path, capsys, monkeypatch, terminal: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    run = write_run(tmp_path / "a-run-with-hyphens-and-a-long-name-of-its-own", 4)
+    log = run.logs / "learner.1.log"
+    failure = (
+        f"learner.1 failed the run: {'many words ' * 9}\nIts log: {log}\n  penstock samples {run.path}"
+    )
+    print_ending(run, failure)
+    said = capsys.readouterr().out.splitlines()
+    assert (len(said) > 4) == terminal  # wrapped
+    assert any(line.strip() in (f"Its log: {log}", str(log)) for line in said)
+    print_ending(run, "")
+    said = capsys.readouterr().out.splitlines()
+    commands = [f"  penstock {name} {run.path}" for name in ("samples", "report")]
+    assert [line for line in said if str(run.path) in line] == commands
+
+
 @pytest.mark.parametrize(
     ("only", "variable", "trains"),
     [("", "", True), ("", "False", True), ("", "1", False), ("actor", "", False)],
