@@ -88,7 +88,7 @@ def prepare(run_folder: RunFolder, listening: Listening | None = None) -> Server
     run_folder.server.chmod(0o700)  # whoever writes there decides what the server does at its next start
     remove_old_socket(run_folder)
     if listening:
-        _check_port(listening.host, listening.port)
+        check_port(listening.host, listening.port)
     password = secrets.token_hex(24)
     url = unix_url(str(path := make_socket_path()), password, os.geteuid())
     hashes = [hash_password(password), *([listening.password_hash] if listening else [])]
@@ -234,7 +234,7 @@ class LocalServer:
             self._process.wait(timeout=_START_TIMEOUT_S)
 
 
-def _check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int) -> None:
     """Raise ConfigError if no server can listen at this host's TCP port, as when another program does.
 
     The port is opened for a moment to find out.
