@@ -17,7 +17,7 @@ from rich.live import Live
 from penstock.common.broker.acl import default_folder, write_users
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.local_server import started_server
+from penstock.common.broker.local_server import delete_data, started_server
 from penstock.common.broker.scale import MOST, Scale
 from penstock.common.config.command import (
     CommandGroup,
@@ -271,9 +271,36 @@ class Dead(JournalCommand):
 
 
 class Discard(QueueCommand):
-    """Delete all keys of the run from the queue server. The run's folder stays."""
+    """Delete all keys of the run from the queue server. The run's folder stays.
+
+    If that is the server of `penstock up`, and has ended, its data in the run's folder are deleted.
+    """
 
     yes: CliToggleFlag[bool] = Field(False, description="confirm: work in flight is deleted too")
+
+    def work(self) -> int:
+        """Ask the server, or delete the data of the run's own server that has ended; return the code.
+
+        Raise ConfigError without --yes, RunTaken if a `penstock up` of the run goes on, and what the
+        base raises.
+        """
+        try:
+            return super().work()
+        except ServerUnavailable:
+            if self.redis_url:
+                raise
+        self._check_yes("its own queue server, which has ended")
+        data = delete_data(self.run.folder)
+        text = f"The queue server of run {self.run.name} has ended: its data {data} are deleted"
+        return self.show(Result(text, [{"run": self.run.name, "deleted": str(data)}]))
+
+    def _check_yes(self, server: str) -> None:
+        """Raise ConfigError if --yes is not given."""
+        if not self.yes:
+            raise ConfigError(
+                f"this deletes all of run {self.run.name} on {server}, work in flight included; the "
+                "learner's folder stays: repeat the command with --yes to delete"
+            )
 
     def read(self, connection: Connection) -> Result:
         """Delete all keys of the run on the server and return how many there were, 0 without such a run.
@@ -282,11 +309,7 @@ class Discard(QueueCommand):
         folder stay. Raise ConfigError, with nothing deleted, if --yes is not given.
         """
         run, server = self.run.name, connection.address
-        if not self.yes:
-            raise ConfigError(
-                f"this deletes all of run {run} on {server}, work in flight included; the learner's "
-                "folder stays: repeat the command with --yes to delete"
-            )
+        self._check_yes(server)
         row = {"run": run, "server": server, "keys_deleted": discard_run(connection, run)}
         return Result(f"{row['keys_deleted']} keys of run {run} deleted on {server}", [row])
 

@@ -22,12 +22,17 @@ from penstock.common.wire.codec import fields_as
 def move_away(folder: RunFolder) -> Path:
     """Rename a run's folder, if it is there, to NAME.1, or to NAME.2 if that is taken, and so on.
 
-    Return where the folder is now: at its old path if there was none. Raise RunTaken if `penstock up` or
-    a learner uses it, ConfigError if it cannot be renamed.
+    Return where the folder is now: at its old path if there was none, or it has only what a start leaves
+    whose learner did not claim the run. Raise RunTaken if `penstock up` or a learner uses it,
+    ConfigError if it cannot be renamed.
     """
     if not folder.path.exists():
         return folder.path
     with hold_lock(folder.up_lock, "`penstock up`"), hold_lock(folder.learner_lock, "learner"):
+        if set(folder.path.iterdir()) <= {
+            folder.up_lock, folder.learner_lock, folder.logs, folder.server
+        }:  # fmt: skip
+            return folder.path
         names = (folder.path.with_name(f"{folder.path.name}.{number}") for number in count(1))
         target = next(path for path in names if not os.path.lexists(path))
         try:

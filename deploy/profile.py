@@ -40,9 +40,11 @@ class Profile(ResultCommand):
         configure_logs("profile", "text")
         rows = [row for row in read_json_lines(RunFolder(self.run).metrics) if _phases_of(row)]
         if not rows:
-            raise ConfigError(
-                f"{RunFolder(self.run).metrics} has no step with a profile: name a run's folder"
-            )
+            folder = RunFolder(self.run)
+            is_run = folder.up_lock.exists() or folder.journal.exists()
+            is_young = is_run and not read_json_lines(folder.metrics)
+            hint = "wait for the first step" if is_young else "name a run's folder"
+            raise ConfigError(f"{folder.metrics} has no step with a profile: {hint}")
         return self.show(profile_of(rows))
 
 

@@ -209,8 +209,12 @@ def completion_files(run: Path) -> dict[int, Path]:
     named = [(_FILE.fullmatch(path.name), path) for path in folder.glob("*.parquet")]
     files = {int(found[1]): path for found, path in named if found}
     if not files:
-        hint = f"is {run} a run's folder, and was LEARNER_LOG_COMPLETIONS on?"
-        if RunFolder(run).evaluations.is_file():
+        hint, asked = f"is {run} a run's folder, and has it a step yet?", RunFolder(run).evaluations
+        if read_json_lines(RunFolder(run).metrics):
+            hint = (
+                "LEARNER_LOG_COMPLETIONS was off; `penstock report` and `penstock plot` show the steps"
+            )
+        elif asked.is_file() and asked.stat().st_size:
             hint = "nothing was trained yet; --evaluations shows the answers to held-out questions"
         raise ConfigError(f"{folder} holds no completions: {hint}")
     return dict(sorted(files.items(), reverse=True))

@@ -46,10 +46,12 @@ class TryReward(RoleCheck):
         found = self.ask_roles("--rewards-alone", "--rows", str(self.rows))
         if isinstance(found, int):
             return found
-        verdict = found[1]
+        verdict, tried = found[1], found[1]["rewards"]
         if self.file and ":" not in self.file:
-            verdict["rewards"] = without_helpers(verdict["rewards"])
+            verdict["rewards"] = without_helpers(tried)
         bad, lines = judge_rewards(verdict)
+        for name in [name for name in tried if name not in verdict["rewards"]]:
+            lines.append(f"left out, of no known form: {name} ({self.file}:{name} says why)")
         lines += [_HINT] * (bad and ":" not in self.file and len(verdict["rewards"]) > 1)
         code = ConfigError.exit_code if bad else 0
         return self.show(Result("\n".join(map(one_line, lines)), [verdict], code))

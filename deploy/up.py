@@ -21,12 +21,14 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import (
     Listening,
+    check_port,
     hash_password,
     prepare,
     remove_old_socket,
     started_server,
 )
 from penstock.common.broker.private_socket import answers
+from penstock.common.broker.server_binary import find_binary
 from penstock.common.config.command import Command, build, drop_output, escape_missing_letters
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import ActorCommand, LearnerCommand, RunCommand
@@ -123,13 +125,13 @@ class Up(Command):
         plan, threads = self._plan()
         services = role_services(plan.commands, threads)
         self._check_only(settings)
-        anew = not self.only and self._move_away_if_asked(settings)
+        listening = self._listening(settings)
+        limits = self._limits(settings, plan, _LINGER_S if listening else 0.0)
+        anew = not self.only and self._move_away_if_asked(settings, listening)
         folder = settings.run.folder
         with umask(settings.run.umask), self._locks(folder, plan):
-            listening = self._listening(settings)
             if not settings.redis_url:
                 services = [queue_service(folder, listening, Keys(settings.run.name)), *services]
-            limits = self._limits(settings, plan, _LINGER_S if listening else 0.0)
             guard_children()  # children end with `up`, even when it is killed with -9
             environment = self._environment(anew, listening)  # with the guard's mark
             make_folder(logs_folder := self._logs(folder))
@@ -148,8 +150,13 @@ class Up(Command):
                     remove_old_socket(folder)
             if report is None and beside is None:
                 repeat = REPEAT_WITHOUT if anew else REPEAT
-                print_ending(folder, reports.describe(logs_folder, repeat), repeat)
+                print_ending(folder, reports.describe(logs_folder, repeat), repeat, self.trains())
             return code
+
+    def trains(self) -> bool:
+        """Return whether steps are expected here: not with --only, nor where the run only evaluates."""
+        only = read_environment(self.env_file).get("LEARNER_EVALUATE_ONLY", "").lower()
+        return not self.only and only in ("", "false", "0", "no", "off", "n", "f")
 
     def _plan(self) -> tuple[DevicePlan, int]:
         """Return the processes with their devices, and the threads of each; see `threads_of_each`.
@@ -236,12 +243,13 @@ class Up(Command):
             environment.setdefault("LEARNER_FILES_ADDRESS", f"{shown}:0")
         return environment
 
-    def _move_away_if_asked(self, settings: RunCommand) -> bool:
+    def _move_away_if_asked(self, settings: RunCommand, listening: Listening | None) -> bool:
         """Move the run of these `settings` away if LEARNER_RESUME is new or a path; return whether.
 
         With the path of a checkpoint the run's folder is then made as of it. Raise ConfigError with
-        REDIS_URL, for wrong settings of the learner or no checkpoint, before anything is moved, or if
-        the folder cannot be moved, RunTaken if the run is in use.
+        REDIS_URL, for wrong settings of the learner, no checkpoint, or a queue server that cannot start
+        or be `listening`, before anything is moved, or if the folder cannot be moved, RunTaken if the
+        run is in use.
         """
         asked = read_environment(self.env_file).get("LEARNER_RESUME", "auto")
         if asked in ("", "auto", "must"):
@@ -252,6 +260,9 @@ class Up(Command):
                 "REDIS_URL names another server: choose another RUN_NAME for a new run"
             )
         build(LearnerCommand, {"env_file": self.env_file})
+        find_binary()
+        if listening:
+            check_port(listening.host, listening.port)
         checkpoint = None if asked == "new" else find_checkpoint(Path(asked))
         if checkpoint:
             check_whole(checkpoint)  # before anything is moved

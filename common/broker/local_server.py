@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import time
@@ -26,6 +27,7 @@ from penstock.common.config.redis_url import ServerAddress, parse_url, unix_url
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError, ServerUnavailable
 from penstock.common.files.atomic import make_folder, write_whole
+from penstock.common.files.lock import hold_lock
 from penstock.common.files.run_folder import RunFolder
 
 _START_TIMEOUT_S = 30.0
@@ -88,7 +90,7 @@ def prepare(run_folder: RunFolder, listening: Listening | None = None) -> Server
     run_folder.server.chmod(0o700)  # whoever writes there decides what the server does at its next start
     remove_old_socket(run_folder)
     if listening:
-        _check_port(listening.host, listening.port)
+        check_port(listening.host, listening.port)
     password = secrets.token_hex(24)
     url = unix_url(str(path := make_socket_path()), password, os.geteuid())
     hashes = [hash_password(password), *([listening.password_hash] if listening else [])]
@@ -158,6 +160,20 @@ def remove_old_socket(run_folder: RunFolder) -> None:
             )
         time.sleep(0.1)
     remove_socket(Path(address.path))
+
+
+def delete_data(run_folder: RunFolder) -> Path:
+    """Delete what the queue server of a run's folder has stored, after its end; return where it was.
+
+    Raise RunTaken if a `penstock up` of the run goes on, ConfigError if the server still runs, and
+    OSError if a file cannot be deleted.
+    """
+    with hold_lock(run_folder.up_lock, "`penstock up`"):
+        remove_old_socket(run_folder)
+        data = run_folder.server / "appendonlydir"
+        if data.exists():
+            shutil.rmtree(data)
+    return data
 
 
 def hash_password(password: str) -> str:
@@ -234,7 +250,7 @@ class LocalServer:
             self._process.wait(timeout=_START_TIMEOUT_S)
 
 
-def _check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int) -> None:
     """Raise ConfigError if no server can listen at this host's TCP port, as when another program does.
 
     The port is opened for a moment to find out.

@@ -136,7 +136,7 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
     code 78. Other errors are raised. If `arguments` is None, `_print_traceback` prints uncaught errors
     of this process and its threads from now on. SystemExit, as after --help, gives 0 with any code. If
     the reader of standard output has closed it, as `head` does, the code is 141, as that of other
-    programs, and what is printed to it from then on is dropped.
+    programs, and what is printed to it from then on is dropped. Ctrl-C gives 130, and no traceback.
     """
     if arguments is None:
         sys.excepthook = _print_traceback
@@ -150,6 +150,8 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
             raise  # it is of another pipe
         drop_output(sys.stdout)
         return _READER_GONE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:

@@ -13,7 +13,6 @@ from penstock.common.text import counted, short
 _WINDOW_S = 16.0
 _LITTLE, _MUCH, _BUSY = 0.1, 0.4, 0.8
 _MANY_DEAD = 5
-_ADD = {"actor": "`penstock up --actors`", "rewarder": "`penstock up --rewarders`"}
 
 
 class Cause(str):
@@ -134,8 +133,13 @@ def _absence(now: Overview, role: str, consequence: str) -> Fault:
     gone = now.gone(role)
     last = min(gone, key=lambda name: now.age_s(gone[name]), default="")
     seen = f" ({short(last)} was last seen {now.age_s(gone[last]):.0f} s ago)" if last else ""
-    remedy = f"start one with {_ADD[role]}, or `{role}`."
+    remedy = f"start one with {_scale(now, role)}, or elsewhere with `penstock up --only {role}`."
     return Fault(f"No {role} is running{seen}{consequence}: {remedy}", role)
+
+
+def _scale(now: Overview, role: str) -> str:
+    """Return the command that adds a process of `role` to the run, while it goes on."""
+    return f"`queues scale runs/{now.run} {role}={len(now.running(role)) + 1}`"
 
 
 def _slowest(now: Overview, waiting: float) -> str:
@@ -151,8 +155,8 @@ def _slowest(now: Overview, waiting: float) -> str:
     rewarders_are_busy = waiting > _LITTLE and _mean_busy(rewarders) > _BUSY
     if rewarders_are_busy and (groups >= crowd or idle > _MUCH):
         return (
-            f"{waits}: rewarders are the limit, with {counted(groups, 'group')} to score. Add some "
-            f"with {_ADD['rewarder']}, or raise REWARDER_WORKERS."
+            f"{waits}: rewarders are the limit, with {counted(groups, 'group')} to score. Add one "
+            f"with {_scale(now, 'rewarder')}, or raise REWARDER_WORKERS."
         )
     if min(waiting, idle) > _MUCH:
         return (

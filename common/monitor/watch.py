@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.common.broker.connection import Connection
 from penstock.common.errors import ConfigError, PenstockError, RunNotReady, ServerUnavailable
-from penstock.common.monitor.limit import Fault, LimitWatch
+from penstock.common.monitor.limit import Cause, Fault, LimitWatch
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.monitor.screen import duration, heartbeat
 
@@ -39,7 +39,8 @@ class RunWatch:
             self._connection = None  # the next server may be at another address, with another password
             return None, self._absent("the queue server")
         except RunNotReady:
-            return None, self._absent("the learner, which imports its libraries and claims the run")
+            what = "the learner, which imports its libraries and claims the run"
+            return None, Cause(self._absent(what), "learner")
         except PenstockError as error:
             return None, f"The run cannot be read: {error}"
         self._absent_since = time.monotonic()

@@ -340,12 +340,15 @@ def _text_of(error: BaseException) -> str:
 
     PLACE is where in the user's code it was raised, see `_place_of`. The TEXT of a PermissionError
     about a file ends with this process's user id and the remedy. If the exception has no text because
-    its own methods fail, TEXT is "an exception without a text".
+    its own methods fail, TEXT is "an exception without a text". A hidden variable has a remedy too.
     """
     try:
         text = str(error)
         if type(error) is PermissionError and error.filename is not None:
             text += f" (user id {os.getuid()}: {_READABLE})"
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if type(error) is KeyError and type(os.environ).__getitem__.__code__ in codes:
+            text += " (hidden by the sandbox: set REWARDER_ENVIRONMENT or ACTOR_EPISODE_ENVIRONMENT)"
     except BaseException:  # the exception is of foreign code, its methods too
         text = "an exception without a text"
     place = short(_place_of(error))[: _PLACE + 3]  # escaped before the cut, or the place would be lost

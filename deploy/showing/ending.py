@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,16 +78,26 @@ class LastWords:
         )
 
 
-def print_ending(folder: RunFolder, failure: str, repeat: str = REPEAT) -> None:
+def print_ending(folder: RunFolder, failure: str, repeat: str = REPEAT, trains: bool = True) -> None:
     """Print the summary of the run in `folder`, or the text `failure` if a process failed the run.
 
-    `repeat` says what makes the run go on.
+    `repeat` says what makes the run go on. Of a run that `trains` it is said that it has no step yet.
     """
-    text = failure or format_ending(folder, repeat)
+    none = f"The run was stopped before its first step. To go on {repeat}.\nLogs: {folder.logs}"
+    text = failure or format_ending(folder, repeat) or (none if trains else "")
     if text:
-        width = shutil.get_terminal_size().columns
-        lines = (textwrap.fill(line, width, subsequent_indent="  ") for line in text.splitlines())
+        lines = text.splitlines()
+        if sys.stdout.isatty():
+            lines = [line if line.startswith("  ") else _wrapped(line) for line in lines]
         print("\n" + "\n".join(map(printable, lines)), flush=True)
+
+
+def _wrapped(line: str) -> str:
+    """Return `line` in lines that fit the terminal. No word is broken, as it may be a path to copy."""
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(
+        line, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+    )
 
 
 def format_ending(folder: RunFolder, repeat: str = REPEAT) -> str:
@@ -163,7 +174,10 @@ def _next(folder: RunFolder, repeat: str) -> list[str]:
     return [
         *stopped,
         *where,
-        f"Next: penstock samples {folder.path}, penstock report {folder.path}, or {more} {repeat}.",
+        "Next:",
+        f"  penstock samples {folder.path}",
+        f"  penstock report {folder.path}",
+        f"or {more} {repeat}.",
     ]
 
 

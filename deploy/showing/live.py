@@ -103,10 +103,15 @@ class Show:
         """
         for child, ends in list(self._failures.items()):
             role = child.partition(".")[0]
-            if (now and now.running(role)) or (role == LEARNER and role != absent):
+            if now and (now.running(role) or role == LEARNER != absent):
                 del self._failures[child]
             elif role == absent and len(ends) > 1:
-                return Fault(f"{child} failed {len(ends)} times. {ends[-1]} Its log says why.", role)
+                why = (
+                    "That is mostly for lack of memory."
+                    if "SIGKILL" in ends[-1]
+                    else "Its log says why."
+                )
+                return Fault(f"{child} failed {len(ends)} times. {ends[-1]} {why}", role)
         return None
 
 

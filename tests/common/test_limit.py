@@ -76,7 +76,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
             "streams": streams(rollouts=(40, 4)),
             "workers": {"a": worker(busy=0.5), "r": worker("rewarder")},
         },
-        "rewarders are the limit, with 40 groups to score."
+        "rewarders are the limit, with 40 groups to score. Add one with `queues scale runs/demo "
+        "rewarder=2`, or raise REWARDER_WORKERS.",
     ),
     "rewarders that hold all": (
         {
@@ -111,7 +112,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an actor that is gone": (
         {"workers": {"actor-1": worker(age_ms=14_000), "r": worker("rewarder")}},
-        "No actor is running (actor-1 was last seen 14 s ago): start one with",
+        "No actor is running (actor-1 was last seen 14 s ago): start one with `queues scale runs/demo "
+        "actor=1`, or elsewhere with `penstock up --only actor`.",
     ),
     "a rewarder that is gone": (
         {

@@ -9,6 +9,8 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.config.command import execute_command
 from penstock.common.errors import RunNotReady
+from penstock.common.files.lock import hold_lock
+from penstock.common.files.run_folder import RunFolder
 from penstock.common.monitor.snapshot import read_audit, read_dead, read_status
 from penstock.common.queues import Queues
 from penstock.common.wire.codec import encode
@@ -211,6 +213,25 @@ def test_a_folder_with_a_name_that_no_run_can_have_discards_nothing(
     assert queues(["discard", "--yes", str(tmp_path / "*")]) == 78
     assert busy.view.incarnation() == 1
     assert "RUN_NAME: String should match pattern" in capsys.readouterr().err
+
+
+def test_queues_discard_deletes_the_data_of_an_own_server_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REDIS_URL", "")
+    run = tmp_path / "mine"
+    with LocalServer(run) as server:
+        Connection(server.url, 10.0, 10.0).execute("SET", "a key", "a value")
+    data = run / "queue" / "appendonlydir"
+    assert queues(["discard", str(run)]) == 78
+    assert "repeat the command with --yes" in capsys.readouterr().err
+    with hold_lock(RunFolder(run).up_lock, "`penstock up`"):
+        assert queues(["discard", "--yes", str(run)]) == 73
+    assert data.is_dir()
+    assert queues(["discard", "--yes", str(run)]) == 0
+    assert f"has ended: its data {data} are deleted" in capsys.readouterr().out
+    with LocalServer(run) as server:
+        assert Connection(server.url, 10.0, 10.0).execute("GET", "a key") is None
 
 
 def test_queues_discard_deletes_only_when_told_yes_and_only_this_run(

@@ -13,7 +13,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from penstock.common.config.command import execute_command
+from penstock.common.config import command as command_module
+from penstock.common.config.command import Command, execute_command
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.log import configure_logs, get_logger
 from penstock.common.queues import Queues
@@ -274,3 +275,14 @@ def test_an_error_of_the_server_is_shown_harmlessly(connection, sendable, capfd)
 
     assert execute_command(Fails, "queues", ["status"]) == 69
     assert is_clean(capfd.readouterr().err)
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_module, "_execute", interrupted)
+    assert execute_command(Command, "penstock", []) == 130
+    assert capsys.readouterr().err == ""

@@ -72,6 +72,10 @@ def test_one_step_is_shown_as_it_is_and_json_has_the_phases(tmp_path: Path, caps
 
 
 def test_a_run_without_a_profile_is_named(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    with pytest.raises(ConfigError, match=r"has no step with a profile: wait for the first step"):
+        load(Profile, "profile", [str(tmp_path)]).execute()
+    (tmp_path / "journal").rmdir()
     for run in (tmp_path, write(tmp_path, {"perf/step_s": 1.0})):
         with pytest.raises(ConfigError, match="has no step with a profile"):
             load(Profile, "profile", [str(run)]).execute()

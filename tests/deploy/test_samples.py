@@ -113,6 +113,18 @@ def test_a_folder_that_is_no_run_is_told(tmp_path):
         main([str(tmp_path)])
 
 
+def test_why_there_are_no_completions_is_told(tmp_path):
+    (tmp_path / "evaluations.jsonl").touch()
+    with pytest.raises(ConfigError, match="a run's folder, and has it a step yet"):
+        main([str(tmp_path)])
+    (tmp_path / "evaluations.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="nothing was trained yet; --evaluations shows"):
+        main([str(tmp_path)])
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ConfigError, match="LEARNER_LOG_COMPLETIONS was off"):
+        main([str(tmp_path)])
+
+
 def test_answers_to_held_out_questions(run, capsys):
     rows = [
         {

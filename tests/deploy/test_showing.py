@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -19,7 +20,7 @@ from penstock.common import queues
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.config.command import load
-from penstock.common.errors import ConfigError, ServerUnavailable
+from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.monitor import watch as watch_module
 from penstock.common.monitor.limit import Cause, Fault
@@ -30,7 +31,7 @@ from penstock.deploy.showing import live
 from penstock.deploy.showing.ending import LastWords, format_ending, print_ending
 from penstock.deploy.showing.live import Heartbeat, LiveScreen, is_live, line_for_people
 from penstock.deploy.showing.logs import LogFiles
-from penstock.deploy.up import Printer
+from penstock.deploy.up import Printer, Up
 from tests.common.builders import Run
 from tests.common.test_limit import PROGRESS, RUNNING
 from tests.helpers import wait_until
@@ -251,6 +252,28 @@ def test_a_process_that_fails_again_and_again_is_named() -> None:
     assert show.look()[1] == waits
 
 
+def test_a_learner_that_fails_before_its_claim_is_named(monkeypatch) -> None:
+    def not_there(*_: object) -> None:
+        raise RunNotReady("no learner has claimed the run")
+
+    monkeypatch.setattr(watch_module, "read_overview", not_there)
+    show = Heartbeat(RunWatch(Mock(), "run"), lambda _: None)
+    show._looks._seen = show._looks._watch.look()
+    assert show.look()[1].startswith("Waiting for the learner, which imports its libraries")
+    for end in ("Ended with exit code 1 after 3.1 s.", "Killed by SIGKILL after 3.1 s."):
+        show(Report("learner.1", "started", "Started as process 78."))
+        assert show.look()[1].startswith("The learner starts, since 0 s")
+        show(Report("learner.1", "ended", f"{end} It starts again in 2 s."))
+    show._looks._seen, seen = (None, "Waiting for the queue server, since 2 s."), show._looks._seen
+    assert show.look()[1].startswith("Waiting for the queue server")
+    show._looks._seen = seen
+    assert show.look()[1] == f"learner.1 failed 2 times. {end} That is mostly for lack of memory."
+    show._looks._seen = (RUNNING, "All is well.")
+    assert show.look()[1] == "All is well."
+    show._looks._seen = seen
+    assert show.look()[1].startswith("Waiting for the learner")
+
+
 def test_a_server_that_hangs_stops_nobody(monkeypatch) -> None:
     monkeypatch.setattr(watch_module, "_SILENT_S", 0.05)
     hangs = threading.Event()
@@ -315,10 +338,46 @@ def test_the_ending_has_before_after_and_what_to_type_next(tmp_path: Path) -> No
     assert "for more steps raise LEARNER_MAX_STEPS and repeat the command." in text
 
 
-def test_a_run_without_a_step_has_no_ending(tmp_path: Path, capsys) -> None:
+def test_the_ending_of_a_run_without_a_step_says_so(tmp_path: Path, capsys) -> None:
     assert format_ending(RunFolder(tmp_path)) == ""
-    print_ending(RunFolder(tmp_path), "")
+    print_ending(RunFolder(tmp_path), "", trains=False)
     assert capsys.readouterr().out == ""
+    print_ending(RunFolder(tmp_path), "")
+    said = capsys.readouterr().out
+    assert said.startswith("\nThe run was stopped before its first step. To go on repeat the command.\n")
+    assert f"Logs: {tmp_path / 'logs'}" in said
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_the_ending_names_can_be_copied(
+    tmp_path: Path, capsys, monkeypatch, terminal: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    run = write_run(tmp_path / "a-run-with-hyphens-and-a-long-name-of-its-own", 4)
+    log = run.logs / "learner.1.log"
+    failure = (
+        f"learner.1 failed the run: {'many words ' * 9}\nIts log: {log}\n  penstock samples {run.path}"
+    )
+    print_ending(run, failure)
+    said = capsys.readouterr().out.splitlines()
+    assert (len(said) > 4) == terminal  # wrapped
+    assert any(line.strip() in (f"Its log: {log}", str(log)) for line in said)
+    print_ending(run, "")
+    said = capsys.readouterr().out.splitlines()
+    commands = [f"  penstock {name} {run.path}" for name in ("samples", "report")]
+    assert [line for line in said if str(run.path) in line] == commands
+
+
+@pytest.mark.parametrize(
+    ("only", "variable", "trains"),
+    [("", "", True), ("", "False", True), ("", "1", False), ("actor", "", False)],
+)
+def test_a_run_that_trains_is_told_from_others(
+    monkeypatch, only: str, variable: str, trains: bool
+) -> None:
+    monkeypatch.setenv("LEARNER_EVALUATE_ONLY", variable)
+    assert Up(only=only).trains() == trains
 
 
 def test_a_failed_run_ends_with_the_error_and_its_log(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def test_values_times_and_failures_of_a_file_are_shown(site, capfd):
     failure = "  d.jsonl, row 1: fails on garbage: reward careless: AttributeError: 'NoneType' object"
     assert failure in said
     assert "(r.py, line 8, in careless: `" in said
-    assert "two_of" not in said, "its parameters are those of no reward"
+    assert "reward two_of" not in said, "its parameters are those of no reward"
+    assert "left out, of no known form: two_of (r.py:two_of says why)" in said
     assert "_private" not in said
     assert "write FILE:NAME" in said
 

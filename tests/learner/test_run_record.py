@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -290,6 +291,37 @@ def test_an_old_run_is_moved_away_unless_it_is_in_use(tmp_path):
     with hold_lock(folder.learner_lock, "learner"), pytest.raises(RunTaken):
         move_away(folder)
     assert folder.path.exists()
+
+
+def test_what_a_failed_start_left_is_not_moved(tmp_path):
+    folder = RunFolder(tmp_path / "x")
+    folder.logs.mkdir(parents=True)
+    folder.up_lock.touch()
+    assert move_away(folder) == folder.path
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    (folder.path / "mine.txt").touch()
+    assert move_away(folder) == tmp_path / "x.1"
+
+
+def test_a_run_is_moved_away_after_the_checks_of_its_server(tmp_path, monkeypatch):
+    folder, password = tmp_path / "runs" / "x", tmp_path / "password"
+    (folder / "claims").mkdir(parents=True)
+    password.write_text("a" * 48)
+    password.chmod(0o600)
+    variables = {
+        "RUN_NAME": "x", "RUN_DIR": str(folder.parent), "LEARNER_RESUME": "new", "REDIS_URL": "",
+        "LEARNER_MODEL": "m", "LEARNER_DATASET": "d", "RUN_QUEUE_PASSWORD_FILE": "",
+    }  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        up = Up(listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(ConfigError, match="RUN_QUEUE_PASSWORD_FILE is not set"):
+            up.run()
+        monkeypatch.setenv("RUN_QUEUE_PASSWORD_FILE", str(password))
+        with pytest.raises(ConfigError, match="--listen: no server can listen"):
+            up.run()
+    assert [path.name for path in folder.parent.iterdir()] == ["x"]
 
 
 def test_a_run_of_another_queue_server_is_not_moved(tmp_path, monkeypatch):

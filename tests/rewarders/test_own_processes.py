@@ -144,6 +144,18 @@ def test_modules_beside_a_file_that_nobody_can_read_are_read_before(
     assert os.getuid() == 0, "the code ran elsewhere"
 
 
+@pytest.mark.parametrize("place", ["in the call", "on import"])
+def test_a_variable_that_the_sandbox_hides_is_named_with_its_setting(
+    pool: ScoringPool, tmp_path: Path, place: str
+) -> None:
+    code = "import os\ndef own(completions): return [float(os.environ['MY_KEY'])]"
+    code = f"{code}\nos.environ['MY_KEY']" if place == "on import" else code
+    found = failure(pool, own(tmp_path, code))
+    assert "KeyError: 'MY_KEY' (hidden by the sandbox: set REWARDER_ENVIRONMENT" in found
+    found = failure(pool, own(tmp_path, "def own(completions): return [{}['MY_KEY']]"))
+    assert "sandbox" not in found
+
+
 @needs_root
 @pytest.mark.parametrize("place", ["in the call", "on import"])
 def test_a_data_file_that_cannot_be_read_is_named_with_a_remedy(
