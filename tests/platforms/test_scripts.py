@@ -108,9 +108,28 @@ def test_the_learners_job_is_queued_again_if_it_is_told_to_stop(tmp_path, told, 
     if told:
         assert (tmp_path / "called").read_text().startswith("requeue incomplete 7\n")
         assert (tmp_path / "signal").read_text() == "--quiet --signal=TERM 7\n"
-    assert not (tmp_path / "told").exists(), "`penstock up` would kill the learner after 30 s"
+    assert not (tmp_path / "told").exists(), "the learner is told by its step alone"
     assert not (tmp_path / "first/slurm/url").exists()
     assert (tmp_path / "first/slurm/ended").exists() is not goes_on
+
+
+def test_the_learners_step_ends_at_once_when_its_time_is_over(tmp_path):
+    """The job's end would come before `penstock up` kills a learner."""
+    for name, text in {"srun": "touch runs; sleep 60", "scancel": ""}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    mark, path = tmp_path / "stopping", f"{tmp_path}:{os.environ['PATH']}"
+    step = subprocess.Popen(
+        ["bash", SLURM / "learner-step.sh"], cwd=tmp_path, start_new_session=True,
+        env={"SLURM_JOB_ID": "7", "PENSTOCK_STOPPING": str(mark), "PATH": path},
+    )  # fmt: skip
+    try:
+        wait_until((tmp_path / "runs").exists, "srun")
+        mark.touch()
+        step.send_signal(signal.SIGTERM)
+        assert step.wait(30) == 1
+    finally:
+        os.killpg(step.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("stopping", [True, False])
