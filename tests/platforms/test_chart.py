@@ -69,6 +69,12 @@ def check_all(chart: Path) -> None:
         check(one, OLDEST)
 
 
+def variables(kind: str, name: str, **values: Any) -> dict[str, str]:
+    """The variables that the first container of a pod has beside those of ConfigMap and Secrets."""
+    (container,) = find(kind, name, **values)["spec"]["template"]["spec"]["containers"]
+    return {one["name"]: one["value"] for one in container["env"]}
+
+
 def find(kind: str, name: str, **values: Any) -> dict[str, Any]:
     (found,) = [
         one
@@ -208,6 +214,13 @@ def test_several_gpus_are_for_torchrun_which_waits_as_long_as_the_pod():
     words = "python -m penstock.learner.torchrun --standalone --nproc-per-node 6"
     assert container["args"][-6:] == words.split()
     assert {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": "290"} in container["env"]
+
+
+def test_a_new_pod_of_the_learner_finds_what_the_last_one_got_from_the_hub():
+    assert variables("Job", "learner")["HF_HOME"] == "/runs/huggingface"
+    mine = {**RUN, "env": {**RUN["env"], "HF_HOME": "/models"}}
+    assert "HF_HOME" not in variables("Job", "learner", run=mine)
+    assert "HF_HOME" not in variables("Deployment", "actor"), "which has no such volume"
 
 
 def test_the_settings_arrive_as_they_were_written():
