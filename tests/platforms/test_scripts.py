@@ -55,8 +55,12 @@ def test_an_element_is_not_queued_again_after_the_exit_codes_that_say_so():
 
 
 def test_an_element_is_queued_again_without_the_others_of_its_array(tmp_path):
-    """The last element has the job id of the whole array: Slurm would queue all of them again."""
-    commands = {"actor": "", "srun": "exit 70", "sleep": "", "scontrol": 'echo "$@" > called'}
+    """The last element has the job id of the whole array: Slurm would queue all of them again.
+
+    Of the 60 s between the signal and the end the actor has 40, so little is left to wait for the run's.
+    """
+    ends = 'echo "$@" >> slept; kill -TERM $PPID'  # as Slurm does at the end of the element's time
+    commands = {"actor": "", "srun": "exit 70", "sleep": ends, "scontrol": 'echo "$@" > called'}
     for name, text in commands.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o700)
@@ -68,6 +72,8 @@ def test_an_element_is_queued_again_without_the_others_of_its_array(tmp_path):
     }  # fmt: skip
     subprocess.run(["bash", SLURM / "actors.sbatch"], cwd=tmp_path, env=variables, check=True)
     assert (tmp_path / "called").read_text() == "requeue incomplete 36_3\n"
+    slept = sum(map(int, (tmp_path / "slept").read_text().split()))
+    assert 40 + slept <= 52
 
 
 def test_the_learners_procfile_uses_what_its_script_sets():
