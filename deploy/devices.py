@@ -27,7 +27,7 @@ from penstock.common.errors import ConfigError
 from penstock.common.text import counted
 
 LEARNER, ACTOR = "learner", "actor"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE, _HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 _OWN = re.compile(rf"(?<!\S){VISIBLE}=(\S*)")
 _RANGE = re.compile(r"(\d+)-(\d+)")
@@ -181,9 +181,13 @@ def role_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def variables_of(devices: Devices) -> dict[str, str]:
-    """Return the variables by which a process sees these devices alone; {} for none of its own."""
-    return {VISIBLE: ",".join(devices)} if devices else {}
+def variables_of(devices: Devices, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which a process sees these devices alone; {} for none of its own.
+
+    Of two AMD's HIP reads its own alone, so that is set too where the `environment` has it.
+    """
+    names = [VISIBLE, *([_HIP] if _HIP in environment else [])]
+    return dict.fromkeys(names, ",".join(devices)) if devices else {}
 
 
 def _of_procfile(commands: Mapping[str, str]) -> dict[str, Devices]:

@@ -71,7 +71,7 @@ class Supervisor:
         devices: DevicePlan | None = None,
     ) -> None:
         self._devices = devices or DevicePlan({}, {}, Gpus(()))
-        given = {one.name: variables_of(one.devices) for one in self._devices.processes}
+        given = {one.name: variables_of(one.devices, environment) for one in self._devices.processes}
         self._scaled = {one.name: one for one in services if one.stage == WORKER_STAGE}
         self._asked: dict[str, int] = {}
         self._short: dict[str, int] = {}  # by role the count for which devices were missing
@@ -179,7 +179,8 @@ class Supervisor:
         name, asked = f"{service.name}.{number}", self._asked[service.name]
         devices = self._devices.take(name)
         if devices is not None:
-            self.children.append(Child(service, number, self._report, variables_of(devices)))
+            given = variables_of(devices, self._environment)
+            self.children.append(Child(service, number, self._report, given))
         elif self._short.get(service.name) != asked:
             self._short[service.name] = asked
             text = f"Not started: no GPU is free for it, and {asked} are asked for. Ask for fewer."

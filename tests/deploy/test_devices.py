@@ -104,7 +104,14 @@ def test_a_later_actor_takes_what_is_free_and_keeps_it() -> None:
     assert [plan.take("actor.1"), plan.take("actor.2")] == [("1",), ("2",)]
     assert DevicePlan(COMMANDS, {}, Gpus(("0",))).take("actor.9") == ("0",)
     assert DevicePlan(COMMANDS, {}, Gpus(())).take("actor.9") == ()
-    assert variables_of(("GPU-8f", "2")) == {"CUDA_VISIBLE_DEVICES": "GPU-8f,2"}
+
+
+def test_a_process_sees_its_devices_alone_also_where_hip_reads_its_own_variable() -> None:
+    one = {"CUDA_VISIBLE_DEVICES": "GPU-8f,2"}
+    assert variables_of(("GPU-8f", "2"), {}) == one
+    amd = {"HIP_VISIBLE_DEVICES": "0,1,2,3"}
+    assert variables_of(("GPU-8f", "2"), amd) == one | {"HIP_VISIBLE_DEVICES": "GPU-8f,2"}
+    assert variables_of((), amd) == {}
 
 
 @pytest.mark.parametrize(
@@ -118,6 +125,9 @@ def test_the_gpus_are_those_that_the_user_lets_be_seen(
     monkeypatch.setattr(device, "_FOLDER", tmp_path)
     monkeypatch.setattr(device, "has_gpu", lambda: True)
     assert device.visible_gpus({} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}) == found
+    rocr = {"ROCR_VISIBLE_DEVICES": "GPU-8f,5,6"}  # AMD's driver numbers anew what it shows
+    assert device.visible_gpus(rocr) == ("0", "1", "2")
+    assert device.visible_gpus(rocr | {"HIP_VISIBLE_DEVICES": "1,2"}) == ("1", "2")
     monkeypatch.setattr(device, "has_gpu", lambda: False)
     assert device.visible_gpus({}) == ()
 

@@ -162,14 +162,17 @@ def test_a_killed_child_is_named_with_its_signal_and_comes_back(shifts: list[Shi
     assert len(shift.said("actor.1", "here")) <= 1
 
 
-def test_each_child_sees_its_own_gpus_also_when_it_is_started_again(shifts: list[Shift]) -> None:
-    show = "sh -c 'echo sees $CUDA_VISIBLE_DEVICES; exit 1'"
+def test_each_child_sees_its_own_gpus_also_when_it_is_started_again(
+    shifts: list[Shift], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "all")  # on AMD's GPUs it wins
+    show = "sh -c 'echo sees $CUDA_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES.; exit 1'"
     commands = {"learner": show, "actor": show, "rewarder": show}
     plan = DevicePlan(commands, {"actor": 2}, Gpus(tuple("0123")))
     shift = begin(shifts, commands, counts={"actor": 2}, devices=plan)
     for child, gpus in (("learner.1", "0,1"), ("actor.1", "2"), ("actor.2", "3")):
-        shift.wait_for(child, f"sees {gpus}", times=2)
-    assert shift.wait_for("rewarder.1", "sees").text.strip() == "sees"
+        shift.wait_for(child, f"sees {gpus} {gpus}.", times=2)
+    assert shift.wait_for("rewarder.1", "sees").text == "sees all."
 
 
 def test_what_a_dead_child_left_behind_is_killed(shifts: list[Shift]) -> None:
