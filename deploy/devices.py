@@ -4,8 +4,9 @@ A process has, by the first line that fits:
 
     the Procfile's command sets CUDA_VISIBLE_DEVICES    these
     --devices names the process or its role             these
-    one GPU, LEARNER_SHARE_DEVICE, or no training       the first, as all others
+    one GPU, or LEARNER_SHARE_DEVICE                    the first, as all others
     an actor                                            the next free ones, as many as its engine uses
+    the learner, with LEARNER_EVALUATE_ONLY             the first, beside an actor
     the learner                                         all that the actors leave, the first ones
     another process, such as a rewarder                 none of its own: it sees all
 
@@ -27,11 +28,11 @@ from penstock.common.errors import ConfigError
 from penstock.common.text import counted
 
 LEARNER, ACTOR = "learner", "actor"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE, _HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 _OWN = re.compile(rf"(?<!\S){VISIBLE}=(\S*)")
 _RANGE = re.compile(r"(\d+)-(\d+)")
-_SHARING = ("LEARNER_SHARE_DEVICE", "LEARNER_EVALUATE_ONLY")
+_SHARING, _IDLE = "LEARNER_SHARE_DEVICE", "LEARNER_EVALUATE_ONLY"
 _YES = ("true", "1", "yes", "on", "t", "y")  # as pydantic reads a truth value
 _FORM = "write --devices learner=0-5,actor.1=6,actor.2=7; several devices are 0-2 or 0+2"
 
@@ -41,11 +42,15 @@ Devices = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs a run may use: their names, how many an actor's engine uses, whether all share one."""
+    """The GPUs a run may use: their names, and how many an actor's engine uses.
+
+    `shared`: all use the first. `idle`: the learner trains nothing, and its GPU is an actor's too.
+    """
 
     names: Devices
     actor_size: int = 1
     shared: bool = False
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +111,8 @@ class DevicePlan:
         """
         used = {one for got in (*self._by_name.values(), *self._by_role.values()) for one in got}
         free = [one for one in self._gpus.names if one not in used]
-        has_learner = f"{LEARNER}.1" in names
-        actors = len(names) - has_learner
+        actors = sum(role_of(name) == ACTOR for name in names)
+        has_learner = len(names) > actors and not self._gpus.idle
         needed = actors * self._gpus.actor_size
         pool = list(self._by_name.get(ACTOR, free[len(free) - needed if has_learner else 0 :]))
         rest = [one for one in free if one not in pool]
@@ -116,6 +121,8 @@ class DevicePlan:
             raise _too_few(self._gpus, needed + has_learner, who)
         if has_learner:
             self._by_role[LEARNER] = tuple(rest)
+        elif len(names) > actors:
+            self._by_role[LEARNER] = self._gpus.names[:1]
         return pool
 
     def _use_torchrun(self) -> None:
@@ -159,8 +166,10 @@ def find_gpus(env_file: Path | None, roles: Collection[str]) -> Gpus:
     if ACTOR in roles:
         actor = build(ActorCommand, {"env_file": env_file}).actor
         size = actor.tensor_parallel_size * actor.pipeline_parallel_size
-    shared = any(environment.get(name, "").lower() in _YES for name in _SHARING)
-    return Gpus(visible_gpus(environment), size, shared and LEARNER in roles)
+    shared, idle = (
+        LEARNER in roles and environment.get(name, "").lower() in _YES for name in (_SHARING, _IDLE)
+    )
+    return Gpus(visible_gpus(environment), size, shared, idle)
 
 
 def threads_of_each(environment: Mapping[str, str], processes: int, gpus: Devices) -> int:
@@ -181,9 +190,13 @@ def role_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def variables_of(devices: Devices) -> dict[str, str]:
-    """Return the variables by which a process sees these devices alone; {} for none of its own."""
-    return {VISIBLE: ",".join(devices)} if devices else {}
+def variables_of(devices: Devices, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which a process sees these devices alone; {} for none of its own.
+
+    Of two AMD's HIP reads its own alone, so that is set too where the `environment` has it.
+    """
+    names = [VISIBLE, *([_HIP] if _HIP in environment else [])]
+    return dict.fromkeys(names, ",".join(devices)) if devices else {}
 
 
 def _of_procfile(commands: Mapping[str, str]) -> dict[str, Devices]:
@@ -253,4 +266,4 @@ def _check_sizes(given: Mapping[str, Devices], gpus: Gpus) -> None:
                 f"(ACTOR_TENSOR_PARALLEL_SIZE x ACTOR_PIPELINE_PARALLEL_SIZE); {_FORM}"
             )
     if gpus.shared and given:
-        raise ConfigError(f"--devices: with {' or '.join(_SHARING)} all share one GPU; leave one out")
+        raise ConfigError(f"--devices: with {_SHARING} all share one GPU; leave one out")

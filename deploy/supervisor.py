@@ -35,7 +35,8 @@ class Limits:
 
     The wait before a restart doubles from `first_backoff_s` to `longest_backoff_s` (1, 2, 4, ... 30 s),
     and starts over when a process ran for `settled_s`. A service is waited for at most `ready_s`.
-    After the learner and the roles here have ended, the server stays for `linger_s`.
+    After the learner and the roles here have ended, the server stays for `linger_s`. A process that is
+    told to end is killed after `terminate_s`, the learner, which writes a checkpoint, after `save_s`.
     """
 
     first_backoff_s: float = 1.0
@@ -45,6 +46,7 @@ class Limits:
     linger_s: float = 0.0
     ready_s: float = 600.0
     terminate_s: float = 30.0
+    save_s: float = 600.0
     failures: int = 5
 
 
@@ -69,7 +71,7 @@ class Supervisor:
         devices: DevicePlan | None = None,
     ) -> None:
         self._devices = devices or DevicePlan({}, {}, Gpus(()))
-        given = {one.name: variables_of(one.devices) for one in self._devices.processes}
+        given = {one.name: variables_of(one.devices, environment) for one in self._devices.processes}
         self._scaled = {one.name: one for one in services if one.stage == WORKER_STAGE}
         self._asked: dict[str, int] = {}
         self._short: dict[str, int] = {}  # by role the count for which devices were missing
@@ -177,7 +179,8 @@ class Supervisor:
         name, asked = f"{service.name}.{number}", self._asked[service.name]
         devices = self._devices.take(name)
         if devices is not None:
-            self.children.append(Child(service, number, self._report, variables_of(devices)))
+            given = variables_of(devices, self._environment)
+            self.children.append(Child(service, number, self._report, given))
         elif self._short.get(service.name) != asked:
             self._short[service.name] = asked
             text = f"Not started: no GPU is free for it, and {asked} are asked for. Ask for fewer."
@@ -289,10 +292,11 @@ class Supervisor:
             self._say(child, "Not ready yet. The other services wait for it.", kind="run")
 
     def _stop_in_order(self) -> None:
-        """End the processes stage by stage, the lowest first: SIGTERM, and SIGKILL after `terminate_s`.
+        """End the processes stage by stage, the lowest first: SIGTERM, and SIGKILL after a limit.
 
-        After the learner has finished, the other roles first have `leave_s` to exit by themselves; a
-        call of `stop` ends that wait. After a second one `at_once`, SIGKILL follows SIGTERM at once.
+        The limit is the learner's `save_s`, and `terminate_s` for others. After the learner has
+        finished, the other roles first have `leave_s` to exit by themselves; a call of `stop` ends that
+        wait. After a second one `at_once`, SIGKILL follows SIGTERM at once.
         """
         for child in self._roles():
             child.wanted = False
@@ -305,7 +309,8 @@ class Supervisor:
             for child in members:
                 child.wanted = False
                 child.terminate()
-            if not self._wait_for(members, self._limits.terminate_s, lambda: self._stops > 1):
+            limit_s = self._limits.save_s if stage == LEARNER_STAGE else self._limits.terminate_s
+            if not self._wait_for(members, limit_s, lambda: self._stops > 1):
                 for child in members:
                     child.kill()
                 self._wait_for(members, self._limits.terminate_s, lambda: False)

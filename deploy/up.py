@@ -233,9 +233,11 @@ class Up(Command):
         """Return the children's variables, for a run that begins `anew` or not.
 
         With a server that is `listening` other machines get the run's files where they reach the server.
+        torchrun gives its learners as long to write a checkpoint as the supervisor gives torchrun.
         Raise ConfigError if --env-file cannot be read.
         """
         environment = child_environment(self.env_file)
+        environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{Limits().save_s:.0f}")
         if anew:
             environment["LEARNER_RESUME"] = "auto"  # a learner that is started again goes on
         if listening:

@@ -64,7 +64,7 @@ class Learner(LearnerCommand):
         """Return the figures that --dry-run prints, by title, such as the number of steps.
 
         Model and data are read for this, and downloaded if need be. Raise ConfigError if settings, model
-        or code cannot work, DataError if a data set cannot be read.
+        or code cannot work, DataError if a data set cannot be read, ServerUnavailable without the hub.
         """
         from penstock.learner.data.plan import describe, make_plan
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from penstock.common.broker.private_socket import answers, listens, make_socket_path, remove_socket
 from penstock.common.broker.server_binary import find_binary
+from penstock.common.broker.server_checks import is_loopback
 from penstock.common.config.redis_url import ServerAddress, parse_url, unix_url
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError, ServerUnavailable
@@ -253,16 +254,24 @@ class LocalServer:
 def check_port(host: str, port: int) -> None:
     """Raise ConfigError if no server can listen at this host's TCP port, as when another program does.
 
-    The port is opened for a moment to find out.
+    So do if the host's name is one of loopback, which no other machine reaches. The port is opened for a
+    moment to find out.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host, port), family=family).close()
+        with socket.create_server((host, port), family=family) as server:
+            address: str = server.getsockname()[0]
     except OSError as error:
         raise ConfigError(
             f"--listen: no server can listen at {host}, port {port}: {error.strerror}; end the program "
             "that does, or choose another port, or an address of this machine"
         ) from error
+    if is_loopback(address) and not is_loopback(host):
+        raise ConfigError(
+            f"--listen: {host} is {address} here (see /etc/hosts), and no other machine reaches that: "
+            "name the address by which they reach this machine (for learner.sbatch set PENSTOCK_HOST to "
+            f"it), or {address} if none is to come"
+        )
 
 
 def _own_address(url: str) -> ServerAddress | None:

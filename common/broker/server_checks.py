@@ -54,10 +54,10 @@ def check_not_open(address: ServerAddress) -> None:
     certificate, for up to 10 s. A server on a unix socket or on loopback is not asked. A server that
     cannot be reached, or does not answer, passes.
     """
-    if address.scheme == "unix" or _is_loopback(address.host):
+    if address.scheme == "unix" or is_loopback(address.host):
         return
     with contextlib.suppress(OSError), _connected(address) as client:
-        if _is_loopback(client.getpeername()[0]):
+        if is_loopback(client.getpeername()[0]):
             return
         client.sendall(b"PING\r\n")
         if client.recv(5) == b"+PONG":
@@ -84,7 +84,7 @@ def _connected(address: ServerAddress) -> socket.socket:
         raise
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Return whether `host` is `localhost` or an address of loopback. Other names are not looked up."""
     try:
         address = ipaddress.ip_address(host)

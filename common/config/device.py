@@ -30,13 +30,16 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the GPUs that a process with these variables sees; () if torch can use none.
 
     CUDA_VISIBLE_DEVICES, or HIP_VISIBLE_DEVICES, has the names. Without it they are numbers from 0, as
-    many as the kernel shows of NVIDIA's GPUs, and "0" alone for other makers' GPUs.
+    many as ROCR_VISIBLE_DEVICES names, or as the kernel shows of NVIDIA's GPUs, and "0" alone for other
+    makers' GPUs.
     """
     listed = next((environment[name] for name in _HIDING[:2] if name in environment), None)
     if not has_gpu() or listed in ("", "-1"):
         return ()
     if listed is not None:
         return tuple(filter(None, map(str.strip, listed.split(","))))
+    if shown := environment.get(_HIDING[2]):  # it hides the others from HIP, which counts from 0
+        return tuple(map(str, range(len(shown.split(",")))))
     count = len(list(_FOLDER.glob(_DEVICES[0])))
     return tuple(map(str, range(count or 1)))
 

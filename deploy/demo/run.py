@@ -32,7 +32,7 @@ from penstock.common.log import log_errors_alone
 from penstock.deploy.child import Report
 from penstock.deploy.demo.report import WIDTH, print_report
 from penstock.deploy.demo.task import TaskFiles, read_problems, write_task
-from penstock.deploy.devices import VISIBLE
+from penstock.deploy.devices import variables_of
 from penstock.deploy.showing.live import is_live
 from penstock.deploy.up import Up
 
@@ -131,8 +131,7 @@ def _train(folder: Path, model: Path, task: TaskFiles, options: Demo) -> None:
     }
     if options.steps:
         os.environ["LEARNER_MAX_STEPS"] = str(options.steps)
-    if gpus := visible_gpus(os.environ):
-        os.environ[VISIBLE] = gpus[0]  # one is enough for all
+    os.environ |= variables_of(visible_gpus(os.environ)[:1], os.environ)  # one is enough for all
     make_folder(folder, "--dir")
     run_folder = RunFolder(folder)
     with as_file(files("penstock.deploy")) as deploy, run_folder.log.open("w") as file:

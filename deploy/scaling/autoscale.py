@@ -31,6 +31,7 @@ from penstock.common.errors import ConfigError, NotPermitted, RunNotReady, Serve
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.queues import QueueCommand
 from penstock.common.role import stop_on_signals
+from penstock.common.text import one_line
 from penstock.deploy.devices import ACTOR
 
 _LOOK_EVERY_S = 1.0
@@ -208,7 +209,7 @@ class Autoscale(QueueCommand):
             raise error
         if not self._awaited:
             self._awaited = True
-            print(f"Waiting for run {self.run.name}: {error}", flush=True)
+            print(one_line(f"Waiting for run {self.run.name}: {error}"), flush=True)
 
     def _connect_again(self, connection: Connection) -> Connection:
         """Return a connection to the server's present address, which another start changes.
@@ -235,4 +236,5 @@ class Autoscale(QueueCommand):
         if wanted not in (None, actors, scale.wishes(name).get(ACTOR)):
             share = progress.wait_s / max(progress.step_s, progress.wait_s, 1e-9)
             scale.wish(name, ACTOR, wanted)
-            print(f"{name}: {actors} -> {wanted} actors, as the learner waits {share:.0%}.", flush=True)
+            change = f"{name}: {actors} -> {wanted} actors, as the learner waits {share:.0%}."
+            print(one_line(change), flush=True)

@@ -2,12 +2,12 @@
 # The learner of `penstock up` in a job of learner.sbatch: learner-step.sh FLAGS_AND_COMMAND_OF_SRUN
 #
 # srun answers SIGTERM by SIGKILL for its tasks. So the signal goes to the tasks by Slurm. When learner.sbatch itself
-# has told them to stop, `penstock up` is told once they have ended, as it would give them 30 s alone.
+# has told them to stop, `penstock up` is told once they have ended. If it is told earlier, their time is over.
 set -uo pipefail
 code=0
 if [ ! -f "$PENSTOCK_STOPPING" ]; then
   told=1
-  trap 'told=1; scancel --quiet --signal=TERM "$SLURM_JOB_ID"' TERM
+  trap '[ ! -f "$PENSTOCK_STOPPING" ] || exit 1; told=1; scancel --quiet --signal=TERM "$SLURM_JOB_ID"' TERM
   srun "$@" &
   step=$!
   while [ -n "$told" ]; do # a signal ends `wait`, and not srun

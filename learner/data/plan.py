@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.misplaced import misplaced_values
-from penstock.common.errors import ConfigError
+from penstock.common.errors import ConfigError, ServerUnavailable
 from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
 from penstock.common.text import short
@@ -58,7 +58,8 @@ def make_plan(settings: LearnerSettings) -> Plan:
     Models and data sets of the hub are downloaded. The user's own loss is imported here, own tools in a
     sandbox process. Log settings that mean something else in TRL. Raise ConfigError if the settings lack
     a data set or contradict each other or the model, or if model, template or the code of a reward, tool
-    or loss is not found or usable. Raise DataError if a data set cannot be read.
+    or loss is not found or usable. Raise DataError if a data set cannot be read, and ServerUnavailable
+    as `resolve_model`.
     """
     _check_settings(settings)
     model_folder = _find_model(settings)
@@ -130,7 +131,8 @@ def _check_settings(settings: LearnerSettings) -> None:
 def _find_model(settings: LearnerSettings) -> Path:
     """Return the folder of the model, which is downloaded if it is on the hub.
 
-    Raise ConfigError if no model is set or found, or no data set is set to train it on.
+    Raise ConfigError if no model is set or found, or no data set is set to train it on, and
+    ServerUnavailable if the hub is away.
     """
     folder = resolve_model(settings.model, settings.trust_remote_code, settings.model_revision)
     if not (settings.dataset or settings.evaluate_only):
@@ -226,7 +228,8 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     A folder's content is not looked at. What an earlier download left is used again. Python files are
     downloaded only with `trust_remote_code`. `revision` is a branch, tag or commit of the id, "" for its
     main branch. Raise ConfigError if the name is empty, if it is a folder and `revision` is not "", or
-    if the download fails, for example because there is no such id.
+    if the download fails, for example because there is no such id, and ServerUnavailable if it fails
+    because the hub cannot be reached, or is busy or broken: a restart may help.
     """
     if not name:
         raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
@@ -245,9 +248,24 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        if _is_outage(error):
+            raise ServerUnavailable(
+                f"LEARNER_MODEL={name}: the hub cannot be reached: {error}"
+            ) from error
         problem = "neither a folder here nor a model that can be downloaded"
         remedy = "Correct the name, or see whether the hub can be reached"
         raise ConfigError(f"LEARNER_MODEL={name}: {problem}: {error}. {remedy}") from error
+
+
+def _is_outage(error: Exception) -> bool:
+    """Return whether a failed download is the fault of the network or of the hub, at this time."""
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    not_here = isinstance(error, LocalEntryNotFoundError)  # what the hub or the network did is its cause
+    cause = error.__cause__ if not_here else error
+    if (response := getattr(cause, "response", None)) is not None:
+        return bool(response.status_code == 429 or response.status_code >= 500)
+    return not_here and cause is not None and not isinstance(cause, OfflineModeIsEnabled)
 
 
 def read_model(

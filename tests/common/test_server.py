@@ -234,6 +234,22 @@ def listening(tmp_path: Path) -> Iterator[int]:
         process.kill()
 
 
+def test_a_name_of_this_machine_alone_is_no_place_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's /etc/hosts maps a machine's own name to 127.0.1.1."""
+    create = socket.create_server
+
+    def resolve(address: tuple[str, int], family: socket.AddressFamily) -> socket.socket:
+        return create(("127.0.1.1", address[1]), family=family)
+
+    monkeypatch.setattr(socket, "create_server", resolve)
+    with pytest.raises(ConfigError, match=r"node7 is 127\.0\.1\.1 here .*/etc/hosts.* PENSTOCK_HOST"):
+        prepare(RunFolder(tmp_path), Listening("node7", 0, hash_password("of the file")))
+    for host in ("localhost", "127.0.1.1"):
+        assert prepare(RunFolder(tmp_path), Listening(host, 0, hash_password("of the file")))
+
+
 def test_a_server_that_listens_has_the_files_password_for_tcp(listening: int, tmp_path: Path) -> None:
     url = f"redis://:of%20the%20file@127.0.0.1:{listening}/0"
     assert Connection(url, 10, 10).execute("PING")

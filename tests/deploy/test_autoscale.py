@@ -210,8 +210,8 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
     monkeypatch.setenv("RUN_NAME", run_name)
     Run(connection, keys).learner.beat(600.0, "busy")
     connection.execute("SET", keys.state, "ended")
-    scale = Scale(connection, keys)
-    scale.tell("one-1", "one", {"actor": 1})
+    scale, name = Scale(connection, keys), "one-1\x1b[2J"
+    scale.tell(name, "one", {"actor": 1})
     looked, look = threading.Event(), Measuring.look
     signals = iter([looked.set])  # after the first look alone
 
@@ -230,11 +230,11 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
             )
             write_sign(connection, keys.processes, "learner", progress(step, 0.7))
             if looked.is_set():
-                scale.leave("one-1")
+                scale.leave(name)
                 time.sleep(0.2)
-                scale.tell("one-1", "one", {"actor": 1})
+                scale.tell(name, "one", {"actor": 1})
                 looked.clear()
-            if scale.wishes("one-1"):
+            if scale.wishes(name):
                 break
         connection.execute("HSET", keys.fence, "lease", 0)
 
@@ -242,8 +242,9 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
     playing.start()
     assert execute_command(Penstock, "penstock", ["autoscale", "--max", "8"]) == 0
     playing.join()
-    assert scale.wishes("one-1") == {"actor": 3}
-    assert capsys.readouterr().out == "one-1: 1 -> 3 actors, as the learner waits 70%.\n"
+    assert scale.wishes(name) == {"actor": 3}
+    said = "one-1\\x1b[2J: 1 -> 3 actors, as the learner waits 70%.\n"
+    assert capsys.readouterr().out == said, "without a terminal's commands"
 
 
 def test_it_ends_without_the_right_to_ask(

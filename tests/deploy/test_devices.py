@@ -37,6 +37,11 @@ def planned(count: int, actors: int = 1, size: int = 1, asked: str = "", **more:
         (planned(4), "learner.1:012 actor.1:3 rewarder.1:"),
         (planned(4, 3), "learner.1:0 actor.1:1 actor.2:2 actor.3:3 rewarder.1:"),
         (planned(4, shared=True), "learner.1:0 actor.1:0 rewarder.1:"),
+        (planned(4, 3, idle=True), "learner.1:0 actor.1:0 actor.2:1 actor.3:2 rewarder.1:"),
+        (planned(4, 2, size=2, idle=True), "learner.1:0 actor.1:01 actor.2:23 rewarder.1:"),
+        (planned(1, 2, idle=True), "learner.1:0 actor.1:0 actor.2:0 rewarder.1:"),
+        (planned(0, 2, idle=True), "learner.1: actor.1: actor.2: rewarder.1:"),
+        (planned(4, 2, asked="actor=2-3", idle=True), "learner.1:0 actor.1:2 actor.2:3 rewarder.1:"),
         (planned(8), "learner.1:0123456 actor.1:7 rewarder.1:"),
         (planned(8, 2, size=2), "learner.1:0123 actor.1:45 actor.2:67 rewarder.1:"),
         (planned(8, 0), "learner.1:01234567 rewarder.1:"),
@@ -104,7 +109,14 @@ def test_a_later_actor_takes_what_is_free_and_keeps_it() -> None:
     assert [plan.take("actor.1"), plan.take("actor.2")] == [("1",), ("2",)]
     assert DevicePlan(COMMANDS, {}, Gpus(("0",))).take("actor.9") == ("0",)
     assert DevicePlan(COMMANDS, {}, Gpus(())).take("actor.9") == ()
-    assert variables_of(("GPU-8f", "2")) == {"CUDA_VISIBLE_DEVICES": "GPU-8f,2"}
+
+
+def test_a_process_sees_its_devices_alone_also_where_hip_reads_its_own_variable() -> None:
+    one = {"CUDA_VISIBLE_DEVICES": "GPU-8f,2"}
+    assert variables_of(("GPU-8f", "2"), {}) == one
+    amd = {"HIP_VISIBLE_DEVICES": "0,1,2,3"}
+    assert variables_of(("GPU-8f", "2"), amd) == one | {"HIP_VISIBLE_DEVICES": "GPU-8f,2"}
+    assert variables_of((), amd) == {}
 
 
 @pytest.mark.parametrize(
@@ -118,6 +130,9 @@ def test_the_gpus_are_those_that_the_user_lets_be_seen(
     monkeypatch.setattr(device, "_FOLDER", tmp_path)
     monkeypatch.setattr(device, "has_gpu", lambda: True)
     assert device.visible_gpus({} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}) == found
+    rocr = {"ROCR_VISIBLE_DEVICES": "GPU-8f,5,6"}  # AMD's driver numbers anew what it shows
+    assert device.visible_gpus(rocr) == ("0", "1", "2")
+    assert device.visible_gpus(rocr | {"HIP_VISIBLE_DEVICES": "1,2"}) == ("1", "2")
     monkeypatch.setattr(device, "has_gpu", lambda: False)
     assert device.visible_gpus({}) == ()
 
@@ -147,6 +162,19 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(
     assert [f"actor.{i + 1}     {one} " in out for i, one in enumerate(actors)] == [True, True]
     assert "rewarder.1  all" in out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "shared", "idle"),
+    [("LEARNER_SHARE_DEVICE", True, False), ("LEARNER_EVALUATE_ONLY", False, True)],
+)
+def test_a_learner_shares_its_device_if_asked_to_or_if_it_trains_nothing(
+    variable: str, shared: bool, idle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "visible_gpus", lambda _: EIGHT)
+    monkeypatch.setenv(variable, "true")
+    assert devices.find_gpus(None, COMMANDS) == Gpus(EIGHT, 1, shared, idle)
+    assert devices.find_gpus(None, ["actor"]) == Gpus(EIGHT)
 
 
 @pytest.mark.parametrize(

@@ -162,14 +162,17 @@ def test_a_killed_child_is_named_with_its_signal_and_comes_back(shifts: list[Shi
     assert len(shift.said("actor.1", "here")) <= 1
 
 
-def test_each_child_sees_its_own_gpus_also_when_it_is_started_again(shifts: list[Shift]) -> None:
-    show = "sh -c 'echo sees $CUDA_VISIBLE_DEVICES; exit 1'"
+def test_each_child_sees_its_own_gpus_also_when_it_is_started_again(
+    shifts: list[Shift], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "all")  # on AMD's GPUs it wins
+    show = "sh -c 'echo sees $CUDA_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES.; exit 1'"
     commands = {"learner": show, "actor": show, "rewarder": show}
     plan = DevicePlan(commands, {"actor": 2}, Gpus(tuple("0123")))
     shift = begin(shifts, commands, counts={"actor": 2}, devices=plan)
     for child, gpus in (("learner.1", "0,1"), ("actor.1", "2"), ("actor.2", "3")):
-        shift.wait_for(child, f"sees {gpus}", times=2)
-    assert shift.wait_for("rewarder.1", "sees").text.strip() == "sees"
+        shift.wait_for(child, f"sees {gpus} {gpus}.", times=2)
+    assert shift.wait_for("rewarder.1", "sees").text == "sees all."
 
 
 def test_what_a_dead_child_left_behind_is_killed(shifts: list[Shift]) -> None:
@@ -245,6 +248,17 @@ def test_a_stop_ends_the_learner_first_and_the_server_last(shifts: list[Shift]) 
     served = shift.position("queue.1", "left")
     for worker in ("actor.1", "rewarder.1"):
         assert closed < shift.position(worker, "left") < served
+
+
+def test_the_learner_has_longer_to_save_than_the_others_to_end(shifts: list[Shift]) -> None:
+    saves = f"sh -c 'trap \"sleep 1; echo saved; exit 0\" TERM; echo here; {FOREVER}'"
+    limits = Limits(terminate_s=0.2)
+    shift = begin(shifts, {"learner": saves, "actor": STUBBORN}, limits=limits)
+    shift.wait_for("learner.1", "here")
+    shift.wait_for("actor.1", "here")
+    assert shift.stop() == 0
+    assert shift.said("learner.1", "saved")
+    assert shift.said("actor.1", "Killed by SIGKILL")
 
 
 def test_a_second_stop_does_not_wait(shifts: list[Shift]) -> None:
@@ -622,6 +636,15 @@ def test_a_misspelt_variable_ends_up_with_78_before_anything_starts(tmp_path: Pa
     assert process.returncode == 78
     assert "did you mean LEARNER_MAX_STEPS?" in out
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("own", "limit"), [({}, "600"), ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}, "9")])
+def test_torchrun_waits_for_its_learners_as_long_as_up(
+    tmp_path: Path, own: dict[str, str], limit: str
+) -> None:
+    (tmp_path / "Procfile").write_text("learner: sh -c 'echo waits $TORCH_ELASTIC_SHUTDOWN_TIMEOUT'\n")
+    out, _ = up(tmp_path, **own).communicate(timeout=120)
+    assert f"| waits {limit}\n" in out
 
 
 def test_ctrl_c_ends_up_in_order(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
-from penstock.common.errors import ConfigError
+import pytest
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+from penstock.common.errors import ConfigError, ServerUnavailable
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Sampling, Version
 from penstock.learner.data.plan import make_plan, resolve_model
@@ -78,6 +81,37 @@ def test_the_contract_says_how_logits_are_computed(tmp_path, is_cast):
         cast_lm_head_to_fp32=is_cast,
     )
     assert make_plan(settings).contract.cast_lm_head_to_fp32 is is_cast
+
+
+def hub_error(status: int) -> HfHubHTTPError:
+    response = SimpleNamespace(status_code=status, headers={}, request=None)
+    return HfHubHTTPError("of the hub", response=response)
+
+
+@pytest.mark.parametrize(
+    ("cause", "local", "raised"),
+    [
+        (hub_error(429), False, ServerUnavailable),
+        (hub_error(503), False, ServerUnavailable),
+        (hub_error(404), False, ConfigError),
+        (hub_error(503), True, ServerUnavailable),
+        (hub_error(403), True, ConfigError),
+        (TimeoutError("no route"), True, ServerUnavailable),
+        (OfflineModeIsEnabled("HF_HUB_OFFLINE"), True, ConfigError),
+        (None, True, ConfigError),
+    ],
+)
+def test_a_hub_that_is_away_is_no_fault_of_the_settings(monkeypatch, cause, local, raised):
+    """After ConfigError a learner is not started again. `local`: nothing is there beside, either."""
+
+    def download(*_, **__):
+        if local:
+            raise LocalEntryNotFoundError("not in the cache") from cause
+        raise cause
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(raised, match="LEARNER_MODEL=org/model: "):
+        resolve_model("org/model")
 
 
 def test_a_revision_is_of_a_hub_id_alone(tmp_path, monkeypatch):

@@ -38,7 +38,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "a node of eight": {"learner": {"gpus": 6}, "actors": {"gpus": 2}},
     "no GPU": {"image": "penstock:cpu", "learner": {"gpus": 0}, "actors": {"gpus": 0}},
     "no KEDA": {"keda": False, "existingSecret": "mine"},
-    "places": {"actors": {"nodeSelector": {"spot": "yes"}, "tolerations": [{"key": "spot"}]}},
+    "places": {
+        "actors": {
+            "cacheLimit": "90Gi",
+            "nodeSelector": {"spot": "yes"},
+            "tolerations": [{"key": "spot"}],
+        }
+    },
 }
 
 
@@ -67,6 +73,12 @@ def check_all(chart: Path) -> None:
     """Raise an error if a chart cannot be rendered, or as `check` for one of its objects."""
     for one in render({}, chart):
         check(one, OLDEST)
+
+
+def variables(kind: str, name: str, **values: Any) -> dict[str, str]:
+    """The variables that the first container of a pod has beside those of ConfigMap and Secrets."""
+    (container,) = find(kind, name, **values)["spec"]["template"]["spec"]["containers"]
+    return {one["name"]: one["value"] for one in container["env"]}
 
 
 def find(kind: str, name: str, **values: Any) -> dict[str, Any]:
@@ -208,6 +220,24 @@ def test_several_gpus_are_for_torchrun_which_waits_as_long_as_the_pod():
     words = "python -m penstock.learner.torchrun --standalone --nproc-per-node 6"
     assert container["args"][-6:] == words.split()
     assert {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": "290"} in container["env"]
+
+
+def test_a_new_pod_of_the_learner_finds_what_the_last_one_got_from_the_hub():
+    assert variables("Job", "learner")["HF_HOME"] == "/runs/huggingface"
+    mine = {**RUN, "env": {**RUN["env"], "HF_HOME": "/models"}}
+    assert "HF_HOME" not in variables("Job", "learner", run=mine)
+    assert "HF_HOME" not in variables("Deployment", "actor"), "which has no such volume"
+
+
+def test_an_actor_that_starts_again_in_its_pod_finds_the_weights_that_it_fetched():
+    pod = find("Deployment", "actor")["spec"]["template"]["spec"]
+    assert variables("Deployment", "actor")["RUN_CACHE_DIR"] == "/cache"
+    assert {"name": "cache", "mountPath": "/cache"} in pod["containers"][0]["volumeMounts"]
+    assert {"name": "cache", "emptyDir": {}} in pod["volumes"]
+    pod = find("Deployment", "actor", actors={"cacheLimit": "90Gi"})["spec"]["template"]["spec"]
+    assert {"name": "cache", "emptyDir": {"sizeLimit": "90Gi"}} in pod["volumes"]
+    mine = {**RUN, "env": {"RUN_CACHE_DIR": "/mine"}}
+    assert "RUN_CACHE_DIR" not in variables("Deployment", "actor", run=mine)
 
 
 def test_the_settings_arrive_as_they_were_written():

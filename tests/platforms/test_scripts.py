@@ -55,8 +55,12 @@ def test_an_element_is_not_queued_again_after_the_exit_codes_that_say_so():
 
 
 def test_an_element_is_queued_again_without_the_others_of_its_array(tmp_path):
-    """The last element has the job id of the whole array: Slurm would queue all of them again."""
-    commands = {"actor": "", "srun": "exit 70", "sleep": "", "scontrol": 'echo "$@" > called'}
+    """The last element has the job id of the whole array: Slurm would queue all of them again.
+
+    Of the 60 s between the signal and the end the actor has 40, so little is left to wait for the run's.
+    """
+    ends = 'echo "$@" >> slept; kill -TERM $PPID'  # as Slurm does at the end of the element's time
+    commands = {"actor": "", "srun": "exit 70", "sleep": ends, "scontrol": 'echo "$@" > called'}
     for name, text in commands.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o700)
@@ -68,6 +72,8 @@ def test_an_element_is_queued_again_without_the_others_of_its_array(tmp_path):
     }  # fmt: skip
     subprocess.run(["bash", SLURM / "actors.sbatch"], cwd=tmp_path, env=variables, check=True)
     assert (tmp_path / "called").read_text() == "requeue incomplete 36_3\n"
+    slept = sum(map(int, (tmp_path / "slept").read_text().split()))
+    assert 40 + slept <= 52
 
 
 def test_the_learners_procfile_uses_what_its_script_sets():
@@ -108,9 +114,28 @@ def test_the_learners_job_is_queued_again_if_it_is_told_to_stop(tmp_path, told, 
     if told:
         assert (tmp_path / "called").read_text().startswith("requeue incomplete 7\n")
         assert (tmp_path / "signal").read_text() == "--quiet --signal=TERM 7\n"
-    assert not (tmp_path / "told").exists(), "`penstock up` would kill the learner after 30 s"
+    assert not (tmp_path / "told").exists(), "the learner is told by its step alone"
     assert not (tmp_path / "first/slurm/url").exists()
     assert (tmp_path / "first/slurm/ended").exists() is not goes_on
+
+
+def test_the_learners_step_ends_at_once_when_its_time_is_over(tmp_path):
+    """The job's end would come before `penstock up` kills a learner."""
+    for name, text in {"srun": "touch runs; sleep 60", "scancel": ""}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    mark, path = tmp_path / "stopping", f"{tmp_path}:{os.environ['PATH']}"
+    step = subprocess.Popen(
+        ["bash", SLURM / "learner-step.sh"], cwd=tmp_path, start_new_session=True,
+        env={"SLURM_JOB_ID": "7", "PENSTOCK_STOPPING": str(mark), "PATH": path},
+    )  # fmt: skip
+    try:
+        wait_until((tmp_path / "runs").exists, "srun")
+        mark.touch()
+        step.send_signal(signal.SIGTERM)
+        assert step.wait(30) == 1
+    finally:
+        os.killpg(step.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("stopping", [True, False])

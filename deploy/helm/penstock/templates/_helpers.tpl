@@ -34,22 +34,20 @@ allowPrivilegeEscalation: false
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{- /* Where a role finds the queue server, and the run's settings. */ -}}
+{{- /* Where a role finds the queue server, the run's settings, and Secrets whose keys become variables:
+(list . secrets). More variables may follow. */ -}}
 {{- define "penstock.environment" -}}
+{{- $root := index . 0 -}}
+envFrom:
+  - configMapRef: {name: {{ $root.Release.Name }}-run}
+  {{- range index . 1 }}
+  - secretRef: {name: {{ . }}}
+  {{- end }}
 env:
   - {name: REDIS_URL_FILE, value: /secret/url}
-  - {name: ACTOR_GRACE_S, value: {{ .Values.actors.graceS | quote }}}
+  - {name: ACTOR_GRACE_S, value: {{ $root.Values.actors.graceS | quote }}}
   # torchrun kills its processes so long after SIGTERM.
-  - {name: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, value: {{ sub .Values.learner.graceS 10 | max 1 | quote }}}
-envFrom:
-  - configMapRef: {name: {{ .Release.Name }}-run}
-{{- end }}
-
-{{- /* Secrets whose keys become variables, after penstock.environment. */ -}}
-{{- define "penstock.secrets" -}}
-{{- range . }}
-- secretRef: {name: {{ . }}}
-{{- end }}
+  - {name: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, value: {{ sub $root.Values.learner.graceS 10 | max 1 | quote }}}
 {{- end }}
 
 {{- /* New pods for new settings. */ -}}
