@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import textwrap
+from collections.abc import Callable
 from typing import Literal, TextIO, cast
 
 import structlog
@@ -20,10 +21,36 @@ def is_coloured(file: TextIO) -> bool:
     return file.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+class _Lossy:
+    """Writes to `file`, but drops what its disk has no room for: no log line is worth the work."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        """Write `text`; drop it after an OSError. Raise BrokenPipeError if the reader has gone."""
+        _try(lambda: self._file.write(text))
+
+    def flush(self) -> None:
+        """Write what is in the buffer; an OSError has no effect. Raise BrokenPipeError as `write`."""
+        _try(self._file.flush)
+
+
+def _try(action: Callable[[], object]) -> None:
+    """Call `action`; end without effect at an OSError, but raise BrokenPipeError."""
+    try:
+        action()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
+
+
 def configure_logs(role: str, form: Literal["text", "json"]) -> None:
     """Send this process's log lines to standard error, from level info on, as "text" or "json" (`form`).
 
-    In both, passwords are ***. Lines of JSON have the field `role`. Lines of text do not name the role;
+    A line that cannot be written, as on a full disk, is dropped. Passwords are ***. Lines of JSON have
+    the field `role`. Lines of text do not name the role;
     their unprintable letters are escaped, and they are coloured on a terminal.
     """
 
@@ -47,7 +74,7 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Lossy(sys.stderr))),
     )
 
 

@@ -136,7 +136,8 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
     code 78. Other errors are raised. If `arguments` is None, `_print_traceback` prints uncaught errors
     of this process and its threads from now on. SystemExit, as after --help, gives 0 with any code. If
     the reader of standard output has closed it, as `head` does, the code is 141, as that of other
-    programs, and what is printed to it from then on is dropped.
+    programs, and what is printed to it from then on is dropped. What standard error cannot take, as on a
+    full disk, is dropped and changes no exit code.
     """
     if arguments is None:
         sys.excepthook = _print_traceback
@@ -150,6 +151,11 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
             raise  # it is of another pipe
         drop_output(sys.stdout)
         return _READER_GONE
+    finally:
+        try:
+            sys.stderr.flush()
+        except OSError:  # Python would fail again at the exit, and change the exit code to 120
+            drop_output(sys.stderr)
 
 
 def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
@@ -160,7 +166,7 @@ def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
     """
     default = ["--help"] if issubclass(kind, CommandGroup) else []
     if any(word.partition("=")[0] == "--redis-url" for word in given):
-        print(f"{prog}: {_FLAG_SHOWN}", file=sys.stderr, flush=True)
+        _tell(f"{prog}: {_FLAG_SHOWN}")
     try:
         return load(kind, prog, given or default).execute()
     except SystemExit:  # after --help and --version; mistakes raise ConfigError
@@ -207,8 +213,13 @@ def print_error(prog: str, error: PenstockError) -> None:
 
     Passwords are printed as ***, unprintable letters escaped, and all lines but the first indented.
     """
-    text = hide_passwords(f"{prog}: {type(error).__name__}: {error}")
-    print(as_block(text), file=sys.stderr, flush=True)
+    _tell(as_block(hide_passwords(f"{prog}: {type(error).__name__}: {error}")))
+
+
+def _tell(text: str) -> None:
+    """Print a text on standard error. If that fails, as on a full disk, the text is lost."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _print_traceback(
@@ -219,7 +230,7 @@ def _print_traceback(
     The form is Python's, but passwords are ***, unprintable letters escaped, later lines indented.
     """
     text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
-    print(as_block(hide_passwords(text)), file=sys.stderr, flush=True)
+    _tell(as_block(hide_passwords(text)))
 
 
 def load(kind: type[CommandType], prog: str, arguments: Sequence[str]) -> CommandType:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 import penstock.common.deadline
+from penstock.common import errors
 from penstock.common.config.command import Command, execute_command
 from penstock.common.errors import NEVER_RESTARTED, DiskFailed, DiskFull
 from penstock.common.files.atomic import append_whole, whole_folder, write_whole
@@ -183,3 +187,49 @@ def test_only_what_must_survive_a_power_cut_is_synced(tmp_path, monkeypatch, syn
         (aside / "file").write_text("whole")
     assert (tmp_path / "x" / "file").read_text() == "whole"
     assert bool([path for path in synced if path.name == "file"]) == sync
+
+
+WORKS = """
+import errno, sys, threading
+from pathlib import Path
+from penstock.common import errors
+from penstock.common.broker.lease_keeper import KeeperThread
+from penstock.common.config.command import Command, execute_command
+from penstock.common.files.disk import Disk
+from penstock.common.log import configure_logs, get_logger
+
+def fail(error):
+    raise error
+
+class Works(Command):
+    def execute(self):
+        configure_logs("learner", "text")
+        failures = [OSError(errno.ENOSPC, "full")] * 2
+        Disk(600.0).write("x", Path("x"), lambda: failures and fail(failures.pop()))
+        kept, calls = threading.Event(), []
+        def keep():
+            calls.append(1)
+            len(calls) > 2 and kept.set()
+            fail(errors.ServerUnavailable("away"))
+        keeper = KeeperThread("leases", 0.01, keep)
+        keeper.start()
+        assert kept.wait(60)
+        keeper.check()
+        keeper.stop()
+        get_logger("x").info("left")
+        return fail(getattr(errors, KIND)("why")) if KIND else 0
+
+KIND = sys.argv.pop()
+sys.exit(execute_command(Works, "works"))
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("kind", ["", "DiskFull", "DiskFailed", "ConfigError"])
+def test_lines_for_which_there_is_no_room_change_nothing_else(kind, unbuffered):
+    """Standard error is on the full disk too. The thread of the leases works on."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-c", WORKS, kind]
+    with Path("/dev/full").open("w") as file:
+        ended = subprocess.run(command, stderr=file, env=environment, timeout=120, check=False)
+    assert ended.returncode == (getattr(errors, kind).exit_code if kind else 0)
