@@ -33,8 +33,8 @@ from pydantic_settings import (
 
 from penstock.common.config.help import HelpFormatter, Parser, installed_version
 from penstock.common.config.variables import SECTIONS, read_environment, values_of
-from penstock.common.errors import ConfigError, PenstockError
-from penstock.common.files.disk import failure_of
+from penstock.common.errors import ConfigError, DiskFull, PenstockError
+from penstock.common.files.disk import failure_of, is_full
 from penstock.common.text import as_block, hide_passwords, printable
 
 _FLAG_SHOWN = (
@@ -133,8 +133,8 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
 
     `arguments` are the words after the name; None: those of the process. A PenstockError is printed on
     standard error and gives its exit code. A PermissionError about a file is treated as a ConfigError,
-    code 78. Other errors are raised. If `arguments` is None, `_print_traceback` prints uncaught errors
-    of this process and its threads from now on. SystemExit, as after --help, gives 0 with any code. If
+    code 78, a full disk as DiskFull, a broken one as DiskFailed. Other errors are raised. If
+    `arguments` is None, `_print_traceback` prints uncaught errors of this process and its threads from now on. SystemExit, as after --help, gives 0 with any code. If
     the reader of standard output has closed it, as `head` does, the code is 141, as that of other
     programs, and what is printed to it from then on is dropped. What standard error cannot take, as on a
     full disk, is dropped and changes no exit code.
@@ -175,13 +175,19 @@ def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
         print_error(prog, error)
         return error.exit_code
     except OSError as error:
-        if failed := failure_of(error):
-            print_error(prog, failed)
-            return failed.exit_code
-        if not isinstance(error, PermissionError) or error.filename is None:  # not about a file
+        if not (known := _meaning_of(error)):
             raise
-        print_error(prog, ConfigError(f"{error.filename}: this user has no right to it. {_SHARE}"))
-        return ConfigError.exit_code
+        print_error(prog, known)
+        return known.exit_code
+
+
+def _meaning_of(error: OSError) -> PenstockError | None:
+    """Return DiskFull, DiskFailed or (a missing right) ConfigError for the error of a file; else None."""
+    if is_full(error):
+        return DiskFull(f"{error}. Make room on the disk, then start again to resume")
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return ConfigError(f"{error.filename}: this user has no right to it. {_SHARE}")
+    return failure_of(error)
 
 
 def _reader_is_gone() -> bool:

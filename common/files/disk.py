@@ -22,7 +22,7 @@ T = TypeVar("T")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BROKEN = (
     errno.EIO, errno.ESTALE, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EREMOTEIO,
-    errno.EHOSTDOWN, errno.ESHUTDOWN,
+    errno.EHOSTDOWN, errno.ESHUTDOWN, errno.EUCLEAN, errno.EBADMSG,
 )  # fmt: skip
 _POLL_S = 1.0
 
@@ -41,10 +41,12 @@ def is_full(error: BaseException) -> bool:
 def failure_of(error: BaseException, what: str = "", path: Path | None = None) -> DiskFailed | None:
     """Return the error to raise for a disk that broke, or whose mount is gone; None for another error.
 
-    `what` names the thing that was written to `path`; by default the error's own file is named.
+    `what` names the thing that was written to `path`; by default the error's own file is named. Without
+    any file a timeout is a network's.
     """
     if isinstance(error, OSError):
-        broken = error.errno in _BROKEN
+        timed_out = error.errno == errno.ETIMEDOUT and bool(path or error.filename)
+        broken = timed_out or error.errno in _BROKEN
     else:  # libraries raise types of their own
         broken = any(f"(os error {code})" in str(error) for code in _BROKEN)
     if not broken:

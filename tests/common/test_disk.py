@@ -57,7 +57,7 @@ def test_an_error_that_only_names_a_full_disk_is_one(tmp_path):
     assert waiting(action, path=tmp_path / "x")[1]() == "written"
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EROFS])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EROFS, errno.EUCLEAN, errno.EBADMSG])
 @pytest.mark.parametrize("kind", [full, lambda code: RuntimeError(f"I/O error (os error {code})")])
 def test_a_broken_disk_is_named_with_the_file_and_what_is_safe(tmp_path, kind, code):
     action = Failing(kind(code))
@@ -76,6 +76,32 @@ def test_a_role_whose_file_cannot_be_read_says_which(capsys):
 
     assert execute_command(Broken, "learner", []) == DiskFailed.exit_code
     assert "/runs/x/journal cannot be read or written: Stale file handle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "file", "expected"),
+    [
+        (errno.EDQUOT, "/a/claim", errors.DiskFull),
+        (errno.ENOSPC, None, errors.DiskFull),
+        (errno.EUCLEAN, "/a/claim", DiskFailed),
+        (errno.ETIMEDOUT, "/nfs/claim", DiskFailed),
+        (errno.ETIMEDOUT, None, None),
+    ],
+)
+@pytest.mark.parametrize("role", ["learner", "actor"])
+def test_a_disk_that_fails_where_nobody_waits_ends_any_role_with_its_code(
+    capsys, role, code, file, expected
+):
+    class Fails(Command):
+        def execute(self) -> int:
+            raise OSError(code, os.strerror(code), file)
+
+    if expected is None:  # of a network
+        with pytest.raises(TimeoutError):
+            execute_command(Fails, role, [])
+    else:
+        assert execute_command(Fails, role, []) == expected.exit_code
+        assert (file or "Make room") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EPERM, "not permitted"), ValueError("no")])

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-import penstock.learner.__main__
-import penstock.learner.start
 from penstock.common.errors import DiskFull
 from penstock.common.files.disk import Disk
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
@@ -284,18 +281,6 @@ def test_nothing_is_acknowledged_before_its_record_is_synced(tmp_path, monkeypat
     monkeypatch.setattr(os, "fsync", refuse)
     commit_log.record("batch")
     assert (waited, queue.tickets) == ([[]], ["train:0"])
-
-
-@pytest.mark.parametrize(("code", "raised"), [(errno.EDQUOT, DiskFull), (errno.EIO, OSError)])
-def test_a_disk_that_is_full_where_nobody_waits_ends_the_learner_with_74(monkeypatch, code, raised):
-    def run(*_):
-        raise OSError(code, os.strerror(code), "/a/claim")
-
-    monkeypatch.setattr(penstock.learner.start, "run_learner", run)
-    monkeypatch.setattr(penstock.learner.__main__, "begin_role", threading.Event)
-    with pytest.raises(raised, match="/a/claim"):
-        penstock.learner.__main__.Learner().work()
-    assert DiskFull.exit_code == 74
 
 
 def refuse(_handle):
