@@ -134,10 +134,11 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
     `arguments` are the words after the name; None: those of the process. A PenstockError is printed on
     standard error and gives its exit code. A PermissionError about a file is treated as a ConfigError,
     code 78, a full disk as DiskFull, a broken one as DiskFailed. Other errors are raised. If
-    `arguments` is None, `_print_traceback` prints uncaught errors of this process and its threads from now on. SystemExit, as after --help, gives 0 with any code. If
-    the reader of standard output has closed it, as `head` does, the code is 141, as that of other
-    programs, and what is printed to it from then on is dropped. What standard error cannot take, as on a
-    full disk, is dropped and changes no exit code.
+    `arguments` is None, `_print_traceback` prints uncaught errors of this process and its threads from
+    now on. SystemExit, as after --help, gives 0 with any code. If the reader of standard output has
+    closed it, as `head` does, the code is 141, as that of other programs, and what is printed to it from
+    then on is dropped. What standard error cannot take, as on a full disk, is dropped and changes no
+    exit code.
     """
     if arguments is None:
         sys.excepthook = _print_traceback
@@ -182,7 +183,7 @@ def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
 
 
 def _meaning_of(error: OSError) -> PenstockError | None:
-    """Return DiskFull, DiskFailed or (a missing right) ConfigError for the error of a file; else None."""
+    """Return DiskFull, DiskFailed or ConfigError (no right) for the error of a file, else None."""
     if is_full(error):
         return DiskFull(f"{error}. Make room on the disk, then start again to resume")
     if isinstance(error, PermissionError) and error.filename is not None:

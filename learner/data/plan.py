@@ -12,6 +12,7 @@ import numpy as np
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.misplaced import misplaced_values
 from penstock.common.errors import ConfigError
+from penstock.common.files.disk import failure_of
 from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
 from penstock.common.text import short
@@ -226,7 +227,7 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     A folder's content is not looked at. What an earlier download left is used again. Python files are
     downloaded only with `trust_remote_code`. `revision` is a branch, tag or commit of the id, "" for its
     main branch. Raise ConfigError if the name is empty, if it is a folder and `revision` is not "", or
-    if the download fails, for example because there is no such id.
+    if the download fails, for example because there is no such id, DiskFailed if the disk does.
     """
     if not name:
         raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
@@ -245,6 +246,8 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        if failed := failure_of(error):
+            raise failed from error
         problem = "neither a folder here nor a model that can be downloaded"
         remedy = "Correct the name, or see whether the hub can be reached"
         raise ConfigError(f"LEARNER_MODEL={name}: {problem}: {error}. {remedy}") from error

@@ -16,7 +16,7 @@ import penstock.common.deadline
 from penstock.common import errors
 from penstock.common.config.command import Command, execute_command
 from penstock.common.errors import NEVER_RESTARTED, DiskFailed, DiskFull
-from penstock.common.files.atomic import append_whole, whole_folder, write_whole
+from penstock.common.files.atomic import append_whole, make_folder, whole_folder, write_whole
 from penstock.common.files.disk import Disk
 from penstock.common.phases import Phases
 from tests.small_disk import Meanwhile
@@ -28,7 +28,7 @@ class Failing:
     def __init__(self, *errors: Exception):
         self.errors, self.calls = list(errors), 0
 
-    def __call__(self, *_: object) -> str:
+    def __call__(self, *_: object, **__: object) -> str:
         self.calls += 1
         if self.errors:
             raise self.errors.pop(0)
@@ -102,6 +102,13 @@ def test_a_disk_that_fails_where_nobody_waits_ends_any_role_with_its_code(
     else:
         assert execute_command(Fails, role, []) == expected.exit_code
         assert (file or "Make room") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
+def test_a_folder_on_a_broken_disk_is_not_called_the_users_choice(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(Path, "mkdir", Failing(full(code)))
+    with pytest.raises(DiskFailed, match="file cannot be read or written"):
+        make_folder(tmp_path / "x")
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EPERM, "not permitted"), ValueError("no")])
