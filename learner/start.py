@@ -73,7 +73,7 @@ def run_learner(command: LearnerCommand, stopping: threading.Event) -> None:
         make_policy = broadcast(None)
         execute_calls(make_policy())
         return
-    with hold_lock(command.run.folder.learner_lock, "learner") as before:
+    with hold_lock(command.run.folder.learner_lock, "learner", leased=True) as before:
         connection = connect(command.redis_url, command.run, stopping)
         with closing(connection):
             _claim_and_train(command, connection, of_this_host(before), stopping)
