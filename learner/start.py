@@ -138,8 +138,8 @@ def _claim(
     another release, or another error of Connection.call.
     """
     check_release(view)
-    if elsewhere := may_run_elsewhere(run.folder, view):
-        check_not_older(run.folder, view)  # a claim would end the right learner, which may be stopped
+    elsewhere = may_run_elsewhere(run.folder, view)
+    check_not_older(run.folder, view)  # a claim would end the right learner, which may be stopped
     queue = LearnerQueue(connection, view.keys, next_incarnation(run.folder, view.incarnation()))
     queue.claim(nonce, holder_name(), run.lease_s, () if elsewhere else gone)
     try:
