@@ -12,8 +12,7 @@ REPORT_EVERY_S = 30.0
 """A wait is reported each time that it has lasted this many seconds more."""
 
 
-_LEAVE_S = 2.0
-"""Seconds of a grace period that remain for the process to end."""
+_LEAVE_S = 2.0  # of a grace period, for the process to end
 
 
 class Deadline:

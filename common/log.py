@@ -27,31 +27,26 @@ class _Lossy:
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
-    def write(self, text: str) -> None:
-        """Write `text`; drop it after an OSError. Raise BrokenPipeError if the reader has gone."""
-        _try(lambda: self._file.write(text))
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return the file's method `name`; an OSError of it has no effect, but for BrokenPipeError."""
 
-    def flush(self) -> None:
-        """Write what is in the buffer; an OSError has no effect. Raise BrokenPipeError as `write`."""
-        _try(self._file.flush)
+        def call(*given: object) -> None:
+            """Call the method with the arguments `given`. Raise BrokenPipeError if nobody reads."""
+            try:
+                getattr(self._file, name)(*given)
+            except OSError as error:
+                if isinstance(error, BrokenPipeError):
+                    raise
 
-
-def _try(action: Callable[[], object]) -> None:
-    """Call `action`; end without effect at an OSError, but raise BrokenPipeError."""
-    try:
-        action()
-    except BrokenPipeError:
-        raise
-    except OSError:
-        pass
+        return call
 
 
 def configure_logs(role: str, form: Literal["text", "json"]) -> None:
     """Send this process's log lines to standard error, from level info on, as "text" or "json" (`form`).
 
     A line that cannot be written, as on a full disk, is dropped. Passwords are ***. Lines of JSON have
-    the field `role`. Lines of text do not name the role;
-    their unprintable letters are escaped, and they are coloured on a terminal.
+    the field `role`. Lines of text do not name the role; their unprintable letters are escaped, and they
+    are coloured on a terminal.
     """
 
     def add_role(_logger: object, _method: str, event: EventDict) -> EventDict:

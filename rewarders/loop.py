@@ -36,8 +36,7 @@ from penstock.rewarders.scoring import CurrentScorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 _REPORT_EVERY_S = 10.0
-_GRACE_S = 30.0
-"""So long a rewarder that is to stop waits for a server that is away, to hand on what it has scored."""
+_GRACE_S = 30.0  # for which one that is to stop waits for a server, to hand on what it has scored
 _LOOK_EVERY_S = 0.2
 """To ask the server for the run's end with each group took a third of this process's time."""
 

@@ -37,11 +37,6 @@ PASSING = {
 BUSY for seconds; memory and disk are freed; after a failover, another server has the address."""
 
 _PASSING_TEXT = re.compile("^(?:ERR )?max number of clients|Script killed by user with FUNCTION KILL")
-"""Refusals without a code of their own that pass too. With some clusters the first goes on."""
-
-_OTHER_SERVER = re.compile("^(?:MOVED|ASK|CROSSSLOT)|unknown command")
-"""Texts of a cluster, or of a server that lacks what Penstock needs."""
-
 _ABORTED = re.compile(r"because of:? *([A-Z]+)")
 
 
@@ -70,8 +65,7 @@ def raise_unless_passing(error: Exception, address: str) -> None:
     RunTaken: another learner holds the run. ConfigError: a run of this name from another folder.
     WrongType: a key of another type, or a stream that takes no more entries. RunNotReady: the learner
     has not set the run up, or a stream is gone. NotPermitted: the user lacks the right. CommandRefused:
-    any other refusal. Waiting helps for those in PASSING, and a few others. `address` is for the
-    messages.
+    any other refusal. Waiting helps for PASSING and few others. `address` is for the messages.
     """
     code = code_of(error)
     message = short(error, 1000).partition(" ")[2]  # another client may have named the holder
@@ -109,8 +103,12 @@ def raise_unless_passing(error: Exception, address: str) -> None:
             "role's user, or let an operator run `queues acl`"
         ) from error
     if code not in PASSING and not _PASSING_TEXT.search(str(error)):
-        remedy = "See the server's log, and who else writes to it"
-        if _OTHER_SERVER.search(f"{code} {error}"):
-            remedy = "Set REDIS_URL to a Redis or Valkey server that is no cluster"
         found = f"the queue server {address} refused a command: {error}"
-        raise CommandRefused(f"{found}. {remedy}") from error
+        raise CommandRefused(f"{found}. {_remedy_for(f'{code} {error}')}") from error
+
+
+def _remedy_for(refusal: str) -> str:
+    """Return what to do about a refusal of an unknown meaning."""
+    if re.search("^(?:MOVED|ASK|CROSSSLOT)|unknown command", refusal):
+        return "Set REDIS_URL to a Redis or Valkey server that is no cluster"
+    return "See the server's log, and who else writes to it"

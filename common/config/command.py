@@ -137,8 +137,7 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
     `arguments` is None, `_print_traceback` prints uncaught errors of this process and its threads from
     now on. SystemExit, as after --help, gives 0 with any code. If the reader of standard output has
     closed it, as `head` does, the code is 141, as that of other programs, and what is printed to it from
-    then on is dropped. What standard error cannot take, as on a full disk, is dropped and changes no
-    exit code.
+    then on is dropped. What standard error cannot take, as on a full disk, is dropped.
     """
     if arguments is None:
         sys.excepthook = _print_traceback

@@ -41,12 +41,10 @@ def is_full(error: BaseException) -> bool:
 def failure_of(error: BaseException, what: str = "", path: Path | None = None) -> DiskFailed | None:
     """Return the error to raise for a disk that broke, or whose mount is gone; None for another error.
 
-    `what` names the thing that was written to `path`; by default the error's own file is named. Without
-    any file a timeout is a network's.
+    `what` names the thing that was written to `path`; by default the error's own file is named.
     """
     if isinstance(error, OSError):
-        timed_out = error.errno == errno.ETIMEDOUT and bool(path or error.filename)
-        broken = timed_out or error.errno in _BROKEN
+        broken = error.errno in (*_BROKEN, errno.ETIMEDOUT if path or error.filename else 0)
     else:  # libraries raise types of their own
         broken = any(f"(os error {code})" in str(error) for code in _BROKEN)
     if not broken:

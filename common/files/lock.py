@@ -45,7 +45,7 @@ def hold_lock(path: Path, what: str, leased: bool = False) -> Iterator[list[str]
 
 
 def _lock(file: TextIO, path: Path, what: str, leased: bool) -> bool:
-    """Lock the file, and return True; False where no lock works, if `leased`. Raise as `hold_lock`."""
+    """Lock the file; return False where none works, if `leased`. Raise RunTaken or ConfigError."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -58,10 +58,10 @@ def _lock(file: TextIO, path: Path, what: str, leased: bool) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        found = f"No lock works in {path.parent} ({error.strerror})"
+        found = f"No lock works in {path.parent} ({error.strerror}): "
         if not leased:
-            raise ConfigError(f"{found}: choose another RUN_DIR, or mount it with locks") from error
-        log.warning(f"{found}: the lease alone keeps a second {what} away.")
+            raise ConfigError(f"{found}choose another RUN_DIR, or mount it with locks") from error
+        log.warning(f"{found}the lease alone keeps a second {what} away.")
         return False
 
 

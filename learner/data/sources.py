@@ -172,8 +172,7 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
     """Raise DataError, which names source and split, in place of an error of the block's libraries.
 
     These are the errors of datasets, pyarrow and zlib, OSError, ValueError, RecursionError and EOFError.
-    Raise DiskFailed instead for a broken disk: the data set may be right. Other errors of the block,
-    DataError among them, pass through.
+    Raise DiskFailed for a broken disk. Other errors of the block, DataError among them, pass through.
     """
     import datasets
     import pyarrow
