@@ -3,17 +3,12 @@
 taken -> waiting (for its version, for its turn) -> running -> removed
 """
 
-import threading
-import time
 from dataclasses import dataclass
 
 from penstock.actors.partial_groups import Begun
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.wire.ids import Purpose, Version
 from penstock.common.wire.messages import Ticket
-
-_LEAVE_S = 2.0
-"""Seconds of the grace period that remain for the process to end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -146,25 +141,3 @@ class HeldTickets:
             held = sum(job.ticket.purpose == "train" for job in self._jobs.values())
             count = min(count, self._credit - held)
         return max(0, count)
-
-
-class GracePeriod(threading.Event):
-    """Set when an actor is to give up: `stopping` is set, and it holds nothing, or its time is over.
-
-    As the event of a Connection it lets commands wait for a server that is away for up to 2 s before the
-    end of the `grace_s` seconds, since `held` tickets are given back or handed on by commands.
-    """
-
-    def __init__(self, stopping: threading.Event, held: HeldTickets, grace_s: float) -> None:
-        super().__init__()
-        self._stopping, self._held, self._grace_s = stopping, held, grace_s
-        self._since = 0.0
-
-    def left_s(self) -> float:
-        """Return the seconds that are left of the grace period, which this call begins, if none has."""
-        self._since = self._since or time.monotonic()
-        return max(0.0, self._since + self._grace_s - time.monotonic())
-
-    def is_set(self) -> bool:
-        """Return whether commands are to give up. The first call since `stopping` begins the period."""
-        return self._stopping.is_set() and (self.left_s() <= _LEAVE_S or not self._held)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from penstock.actors.device_user import DeviceUser
 from penstock.actors.engine import Aborted, Engine, PromptRefused
 from penstock.actors.engine_watch import EngineWatch
-from penstock.actors.held_tickets import GracePeriod, HeldTickets, Job
+from penstock.actors.held_tickets import HeldTickets, Job
 from penstock.actors.partial_groups import Begun, count_tokens, read_partial, write_partial
 from penstock.actors.rollout_groups import Completions
 from penstock.actors.weights.follower import WeightFollower
@@ -30,6 +30,7 @@ from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import RunSettings
+from penstock.common.deadline import GracePeriod
 from penstock.common.episodes.pool import EpisodeFailed
 from penstock.common.errors import (
     Disagreement,

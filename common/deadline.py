@@ -12,6 +12,9 @@ REPORT_EVERY_S = 30.0
 """A wait is reported each time that it has lasted this many seconds more."""
 
 
+_LEAVE_S = 2.0  # of a grace period, for the process to end
+
+
 class Deadline:
     """A limit of `limit_s` seconds on a wait, counted from the creation or the last `restart`.
 
@@ -92,3 +95,26 @@ def run_aside(work: Callable[[], Result]) -> "Future[Result]":
     found.set_running_or_notify_cancel()
     threading.Thread(target=run, name="aside", daemon=True).start()
     return found
+
+
+class GracePeriod(threading.Event):
+    """Set when a process is to give up: `stopping` is set, and it holds nothing, or its time is over.
+
+    As the event of a Connection it lets commands wait for a server that is away for up to 2 s before the
+    end of the `grace_s` seconds, since what is `held` is given back or handed on by commands. `held` is
+    true while there is anything.
+    """
+
+    def __init__(self, stopping: threading.Event, held: object, grace_s: float) -> None:
+        super().__init__()
+        self._stopping, self._held, self._grace_s = stopping, held, grace_s
+        self._since = 0.0
+
+    def left_s(self) -> float:
+        """Return the seconds that are left of the grace period, which this call begins, if none has."""
+        self._since = self._since or time.monotonic()
+        return max(0.0, self._since + self._grace_s - time.monotonic())
+
+    def is_set(self) -> bool:
+        """Return whether commands are to give up. The first call since `stopping` begins the period."""
+        return self._stopping.is_set() and (self.left_s() <= _LEAVE_S or not self._held)

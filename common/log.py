@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import textwrap
+from collections.abc import Callable
 from typing import Literal, TextIO, cast
 
 import structlog
@@ -20,11 +21,32 @@ def is_coloured(file: TextIO) -> bool:
     return file.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+class _Lossy:
+    """Writes to `file`, but drops what its disk has no room for: no log line is worth the work."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Return the file's method `name`; an OSError of it has no effect, but for BrokenPipeError."""
+
+        def call(*given: object) -> None:
+            """Call the method with the arguments `given`. Raise BrokenPipeError if nobody reads."""
+            try:
+                getattr(self._file, name)(*given)
+            except OSError as error:
+                if isinstance(error, BrokenPipeError):
+                    raise
+
+        return call
+
+
 def configure_logs(role: str, form: Literal["text", "json"]) -> None:
     """Send this process's log lines to standard error, from level info on, as "text" or "json" (`form`).
 
-    In both, passwords are ***. Lines of JSON have the field `role`. Lines of text do not name the role;
-    their unprintable letters are escaped, and they are coloured on a terminal.
+    A line that cannot be written, as on a full disk, is dropped. Passwords are ***. Lines of JSON have
+    the field `role`. Lines of text do not name the role; their unprintable letters are escaped, and they
+    are coloured on a terminal.
     """
 
     def add_role(_logger: object, _method: str, event: EventDict) -> EventDict:
@@ -47,7 +69,7 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Lossy(sys.stderr))),
     )
 
 

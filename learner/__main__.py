@@ -7,8 +7,6 @@ from functools import partial
 
 from penstock.common.config.command import execute_command
 from penstock.common.config.role_command import LearnerCommand
-from penstock.common.errors import DiskFull
-from penstock.common.files.disk import is_full
 from penstock.common.heavy_imports import heavy_imports
 from penstock.common.log import configure_logs
 from penstock.common.role import begin_role
@@ -21,20 +19,16 @@ class Learner(LearnerCommand):
         """Train to the end of the run, or until SIGINT or SIGTERM, and return 0.
 
         The first signal lets the learner write a checkpoint and end; Ctrl-C after it ends the process
-        at once. Raise DiskFull for a full disk, RunTaken if another learner holds the run, ConfigError
-        or DataError if settings or data cannot work, and the other PenstockErrors that end a training.
+        at once. Raise OSError for a full disk where nobody waits, RunTaken if another learner holds the
+        run, ConfigError or DataError if settings or data cannot work, and the other PenstockErrors that
+        end a training.
         """
         stopping = begin_role()
         with heavy_imports():
             from penstock.learner.start import run_learner
 
-        try:
-            run_learner(self, stopping)
-            return 0
-        except OSError as error:  # a full disk at the start, or on another rank, is not waited for
-            if not is_full(error):
-                raise
-            raise DiskFull(f"{error}. Make room on the disk, then start again to resume") from error
+        run_learner(self, stopping)
+        return 0
 
     def execute(self) -> int:
         """Train, or print what --dry-run or `help` asks for. Return the exit code.

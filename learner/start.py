@@ -73,7 +73,7 @@ def run_learner(command: LearnerCommand, stopping: threading.Event) -> None:
         make_policy = broadcast(None)
         execute_calls(make_policy())
         return
-    with hold_lock(command.run.folder.learner_lock, "learner") as before:
+    with hold_lock(command.run.folder.learner_lock, "learner", leased=True) as before:
         connection = connect(command.redis_url, command.run, stopping)
         with closing(connection):
             _claim_and_train(command, connection, of_this_host(before), stopping)
@@ -138,8 +138,8 @@ def _claim(
     another release, or another error of Connection.call.
     """
     check_release(view)
-    if elsewhere := may_run_elsewhere(run.folder, view):
-        check_not_older(run.folder, view)  # a claim would end the right learner, which may be stopped
+    elsewhere = may_run_elsewhere(run.folder, view)
+    check_not_older(run.folder, view)  # a claim would end the right learner, which may be stopped
     queue = LearnerQueue(connection, view.keys, next_incarnation(run.folder, view.incarnation()))
     queue.claim(nonce, holder_name(), run.lease_s, () if elsewhere else gone)
     try:

@@ -21,6 +21,7 @@ from penstock.common.broker.process_signs import SignWriter
 from penstock.common.broker.run_view import RunView, wait_for_another_contract, wait_for_contract
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import RewarderCommand
+from penstock.common.deadline import GracePeriod
 from penstock.common.errors import ContractMismatch, MalformedMessage, RunNotReady, ServerUnavailable
 from penstock.common.log import get_logger
 from penstock.common.monitor.learner_watch import LearnerWatch
@@ -35,6 +36,7 @@ from penstock.rewarders.scoring import CurrentScorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 
 _REPORT_EVERY_S = 10.0
+_GRACE_S = 30.0  # for which one that is to stop waits for a server, to hand on what it has scored
 _LOOK_EVERY_S = 0.2
 """To ask the server for the run's end with each group took a third of this process's time."""
 
@@ -131,6 +133,7 @@ class Rewarder:
         self._costs = CostReport(connection, self._keys.costs, "rewarder", sign, self._load)
         self._threads = ThreadPoolExecutor(settings.rewarder.workers, "score")
         self._busy: set[Future[None]] = set()
+        connection.stopping = GracePeriod(stopping, self._busy, _GRACE_S)
         self._reclaim_at = self._look_at = 0.0
         self._late = False
         self._failures = Failures()

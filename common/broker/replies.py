@@ -36,6 +36,7 @@ PASSING = {
 """By code, the refusals that end by themselves. Any user who may call a function can make the server
 BUSY for seconds; memory and disk are freed; after a failover, another server has the address."""
 
+_PASSING_TEXT = re.compile("^(?:ERR )?max number of clients|Script killed by user with FUNCTION KILL")
 _ABORTED = re.compile(r"because of:? *([A-Z]+)")
 
 
@@ -64,7 +65,7 @@ def raise_unless_passing(error: Exception, address: str) -> None:
     RunTaken: another learner holds the run. ConfigError: a run of this name from another folder.
     WrongType: a key of another type, or a stream that takes no more entries. RunNotReady: the learner
     has not set the run up, or a stream is gone. NotPermitted: the user lacks the right. CommandRefused:
-    any other refusal. Waiting helps for those in PASSING. `address` is for the messages.
+    any other refusal. Waiting helps for PASSING and few others. `address` is for the messages.
     """
     code = code_of(error)
     message = short(error, 1000).partition(" ")[2]  # another client may have named the holder
@@ -101,6 +102,13 @@ def raise_unless_passing(error: Exception, address: str) -> None:
             f"the queue server {address} refuses this user: {error}. Set REDIS_URL to the URL of this "
             "role's user, or let an operator run `queues acl`"
         ) from error
-    if code not in PASSING:
+    if code not in PASSING and not _PASSING_TEXT.search(str(error)):
         found = f"the queue server {address} refused a command: {error}"
-        raise CommandRefused(f"{found}. Set REDIS_URL to a server that takes writes") from error
+        raise CommandRefused(f"{found}. {_remedy_for(f'{code} {error}')}") from error
+
+
+def _remedy_for(refusal: str) -> str:
+    """Return what to do about a refusal of an unknown meaning."""
+    if re.search("^(?:MOVED|ASK|CROSSSLOT)|unknown command", refusal):
+        return "Set REDIS_URL to a Redis or Valkey server that is no cluster"
+    return "See the server's log, and who else writes to it"

@@ -33,8 +33,8 @@ from pydantic_settings import (
 
 from penstock.common.config.help import HelpFormatter, Parser, installed_version
 from penstock.common.config.variables import SECTIONS, read_environment, values_of
-from penstock.common.errors import ConfigError, PenstockError
-from penstock.common.files.disk import failure_of
+from penstock.common.errors import ConfigError, DiskFull, PenstockError
+from penstock.common.files.disk import failure_of, is_full
 from penstock.common.text import as_block, hide_passwords, printable
 
 _FLAG_SHOWN = (
@@ -133,10 +133,11 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
 
     `arguments` are the words after the name; None: those of the process. A PenstockError is printed on
     standard error and gives its exit code. A PermissionError about a file is treated as a ConfigError,
-    code 78. Other errors are raised. If `arguments` is None, `_print_traceback` prints uncaught errors
-    of this process and its threads from now on. SystemExit, as after --help, gives 0 with any code. If
-    the reader of standard output has closed it, as `head` does, the code is 141, as that of other
-    programs, and what is printed to it from then on is dropped. Ctrl-C gives 130, and no traceback.
+    code 78, a full disk as DiskFull, a broken one as DiskFailed. Other errors are raised. If
+    `arguments` is None, `_print_traceback` prints uncaught errors of this process and its threads from
+    now on. SystemExit, as after --help, gives 0 with any code. If the reader of standard output has
+    closed it, as `head` does, the code is 141, as that of other programs, and what is printed to it from
+    then on is dropped. Ctrl-C gives 130, and no traceback. What standard error cannot take is dropped.
     """
     if arguments is None:
         sys.excepthook = _print_traceback
@@ -152,6 +153,11 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
         return _READER_GONE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    finally:
+        try:
+            sys.stderr.flush()
+        except OSError:  # Python would fail again at the exit, and change the exit code to 120
+            drop_output(sys.stderr)
 
 
 def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
@@ -162,7 +168,7 @@ def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
     """
     default = ["--help"] if issubclass(kind, CommandGroup) else []
     if any(word.partition("=")[0] == "--redis-url" for word in given):
-        print(f"{prog}: {_FLAG_SHOWN}", file=sys.stderr, flush=True)
+        _tell(f"{prog}: {_FLAG_SHOWN}")
     try:
         return load(kind, prog, given or default).execute()
     except SystemExit:  # after --help and --version; mistakes raise ConfigError
@@ -171,13 +177,19 @@ def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
         print_error(prog, error)
         return error.exit_code
     except OSError as error:
-        if failed := failure_of(error):
-            print_error(prog, failed)
-            return failed.exit_code
-        if not isinstance(error, PermissionError) or error.filename is None:  # not about a file
+        if not (known := _meaning_of(error)):
             raise
-        print_error(prog, ConfigError(f"{error.filename}: this user has no right to it. {_SHARE}"))
-        return ConfigError.exit_code
+        print_error(prog, known)
+        return known.exit_code
+
+
+def _meaning_of(error: OSError) -> PenstockError | None:
+    """Return DiskFull, DiskFailed or ConfigError (no right) for the error of a file, else None."""
+    if is_full(error):
+        return DiskFull(f"{error}. Make room on the disk, then start again to resume")
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return ConfigError(f"{error.filename}: this user has no right to it. {_SHARE}")
+    return failure_of(error)
 
 
 def _reader_is_gone() -> bool:
@@ -209,8 +221,13 @@ def print_error(prog: str, error: PenstockError) -> None:
 
     Passwords are printed as ***, unprintable letters escaped, and all lines but the first indented.
     """
-    text = hide_passwords(f"{prog}: {type(error).__name__}: {error}")
-    print(as_block(text), file=sys.stderr, flush=True)
+    _tell(as_block(hide_passwords(f"{prog}: {type(error).__name__}: {error}")))
+
+
+def _tell(text: str) -> None:
+    """Print a text on standard error. If that fails, as on a full disk, the text is lost."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _print_traceback(
@@ -221,7 +238,7 @@ def _print_traceback(
     The form is Python's, but passwords are ***, unprintable letters escaped, later lines indented.
     """
     text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
-    print(as_block(hide_passwords(text)), file=sys.stderr, flush=True)
+    _tell(as_block(hide_passwords(text)))
 
 
 def load(kind: type[CommandType], prog: str, arguments: Sequence[str]) -> CommandType:

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.common.errors import ConfigError
 from penstock.common.failpoint import failpoint
+from penstock.common.files.disk import failure_of
 from penstock.common.files.modes import share
 from penstock.common.files.reading import DAMAGE, explain, parse_json
 from penstock.common.log import get_logger
@@ -21,8 +22,8 @@ def make_folder(folder: Path, setting: str = "RUN_DIR") -> None:
     """Create a folder and its missing parents; an existing folder stays as it is.
 
     The umask narrows the mode of `folder` itself. New parents, such as runs/, have mode 0755 whatever
-    the umask, because another run in them may be shared. Raise ConfigError if a folder cannot be made.
-    The error names `setting`, by which the user chose the folder.
+    the umask, because another run in them may be shared. Raise DiskFailed for a broken disk, else
+    ConfigError if a folder cannot be made: it names `setting`, by which the user chose the folder.
     """
     try:
         for parent in reversed([parent for parent in folder.parents if not parent.exists()]):
@@ -30,6 +31,8 @@ def make_folder(folder: Path, setting: str = "RUN_DIR") -> None:
             parent.chmod(0o755)
         folder.mkdir(exist_ok=True)
     except OSError as error:
+        if failed := failure_of(error):
+            raise failed from error
         raise ConfigError(
             f"{setting}: the folder {folder} cannot be made ({error.strerror}): choose another folder, "
             "or let this user write to its parent folder"

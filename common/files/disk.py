@@ -22,7 +22,7 @@ T = TypeVar("T")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BROKEN = (
     errno.EIO, errno.ESTALE, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EREMOTEIO,
-    errno.EHOSTDOWN, errno.ESHUTDOWN,
+    errno.EHOSTDOWN, errno.ESHUTDOWN, errno.EUCLEAN, errno.EBADMSG,
 )  # fmt: skip
 _POLL_S = 1.0
 
@@ -44,7 +44,7 @@ def failure_of(error: BaseException, what: str = "", path: Path | None = None) -
     `what` names the thing that was written to `path`; by default the error's own file is named.
     """
     if isinstance(error, OSError):
-        broken = error.errno in _BROKEN
+        broken = error.errno in (*_BROKEN, errno.ETIMEDOUT if path or error.filename else 0)
     else:  # libraries raise types of their own
         broken = any(f"(os error {code})" in str(error) for code in _BROKEN)
     if not broken:

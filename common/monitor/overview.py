@@ -110,13 +110,17 @@ def read_overview(connection: Connection, run: str) -> Overview:
 
 
 def server_fault(info: Mapping[str, Any]) -> str:
-    """Return a sentence on why the server with this INFO takes no writes, "" if it does."""
+    """Return a sentence on why the server with this INFO takes no writes, or may; "" if it does."""
     if info.get("role") == "slave":
         return "The queue server takes no writes: it is a replica. Name the primary in REDIS_URL."
     if info.get("loading"):
         return "The queue server loads its data: work goes on when it is done."
     if info.get("aof_enabled") and info.get("aof_last_write_status", "ok") != "ok":
         return "The queue server cannot write its file: make room on its disk."
+    if info.get("rdb_last_bgsave_status", "ok") != "ok":  # INFO hides stop-writes-on-bgsave-error
+        return "The queue server could not save, and may take no writes: make room on its disk."
+    if info.get("min_slaves_good_slaves") == 0:  # stated if min-replicas-to-write is 1 or more
+        return "The queue server takes no writes: it has none of the replicas that it needs for one."
     used, most = info.get("used_memory", 0), info.get("maxmemory", 0)
     if most and used >= most:
         return (

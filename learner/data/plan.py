@@ -12,6 +12,7 @@ import numpy as np
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.misplaced import misplaced_values
 from penstock.common.errors import ConfigError, ServerUnavailable
+from penstock.common.files.disk import failure_of
 from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
 from penstock.common.text import short
@@ -228,8 +229,9 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     A folder's content is not looked at. What an earlier download left is used again. Python files are
     downloaded only with `trust_remote_code`. `revision` is a branch, tag or commit of the id, "" for its
     main branch. Raise ConfigError if the name is empty, if it is a folder and `revision` is not "", or
-    if the download fails, for example because there is no such id, and ServerUnavailable if it fails
-    because the hub cannot be reached, or is busy or broken: a restart may help.
+    if the download fails, for example because there is no such id; ServerUnavailable if it fails
+    because the hub cannot be reached, or is busy or broken: a restart may help; DiskFailed if the disk
+    does.
     """
     if not name:
         raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
@@ -252,6 +254,8 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
             raise ServerUnavailable(
                 f"LEARNER_MODEL={name}: the hub cannot be reached: {error}"
             ) from error
+        if failed := failure_of(error):
+            raise failed from error
         problem = "neither a folder here nor a model that can be downloaded"
         remedy = "Correct the name, or see whether the hub can be reached"
         raise ConfigError(f"LEARNER_MODEL={name}: {problem}: {error}. {remedy}") from error

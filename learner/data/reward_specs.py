@@ -8,6 +8,7 @@ from typing import Any
 from penstock.common.config.judge_file import read_judge
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
+from penstock.common.files.disk import failure_of
 from penstock.common.files.reading import hash_model
 from penstock.common.own_code import digest_of, find_code, path_of, split_source
 from penstock.common.wire.reward_spec import BUILT_IN, JUDGE, MODEL, RewardSpec, split_kind
@@ -70,13 +71,15 @@ def resolve_reward_model(name: str, place: str, weight: float) -> RewardSpec:
     A folder's spec has the hash of the model's files and the absolute path. An id's spec has the id and
     its present commit, for which the hub is asked ("main" if the hub names none). The model is neither
     loaded nor downloaded. Raise ConfigError if the folder cannot be read, if there is neither a folder
-    nor a model of that id, or if the hub does not answer.
+    nor a model of that id, or if the hub does not answer, DiskFailed for a broken disk.
     """
     folder, asked = Path(place), f"LEARNER_REWARDS=model:{name}={place}"
     if os.path.isdir(folder):
         try:
             digest = hash_model(folder)
         except OSError as error:
+            if failed := failure_of(error):
+                raise failed from error
             remedy = "let this user read the folder's files, or name another model"
             raise ConfigError(f"{asked}: cannot be read: {error}. Expected a model: {remedy}") from error
         return RewardSpec(name, weight, "", digest, {"model": str(folder.absolute())}, MODEL)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.common.errors import DataError
+from penstock.common.files.disk import failure_of
 from penstock.common.text import short
 from penstock.learner.data.files import (
     ENDINGS,
@@ -171,7 +172,7 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
     """Raise DataError, which names source and split, in place of an error of the block's libraries.
 
     These are the errors of datasets, pyarrow and zlib, OSError, ValueError, RecursionError and EOFError.
-    Other errors of the block, DataError among them, pass through.
+    Raise DiskFailed for a broken disk. Other errors of the block, DataError among them, pass through.
     """
     import datasets
     import pyarrow
@@ -182,6 +183,8 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
         datasets.exceptions.DatasetsError, pyarrow.ArrowException, OSError, ValueError, RecursionError,
         EOFError, zlib.error,
     ) as error:  # fmt: skip
+        if failed := failure_of(error.__cause__ or error):
+            raise failed from error
         raise DataError(
             f"{source.name} (split {split}): cannot be loaded: {short(error, 500)}. "
             "Correct LEARNER_DATASET or LEARNER_DATASET_SPLIT (for evaluation LEARNER_EVAL_DATASET or "

@@ -38,8 +38,8 @@ def check_not_older(folder: RunFolder, view: RunView) -> None:
     Numbers that no learner wrote are ignored. Raise ConfigError too for a damaged claim, or
     ServerUnavailable.
     """
-    claims = read_claims(folder)
     incarnation, length, claimant, other = view.newest_folder()
+    claims = read_claims(folder)  # later: the file of a claim is written before the server knows it
     if not incarnation or incarnation > max(claims, default=0) + FENCE_JUMP:
         if claims:
             log.info(

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from penstock.actors import ticket_worker
-from penstock.actors.held_tickets import GracePeriod, HeldTickets, Job
+from penstock.actors.held_tickets import HeldTickets, Job
 from penstock.actors.partial_groups import Begun, join, kept, read_partial, rest_of, write_partial
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.costs import LOST_TOKENS
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.work_stream import Entry
+from penstock.common.deadline import GracePeriod
 from penstock.common.errors import MalformedMessage
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.codec import encode

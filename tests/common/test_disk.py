@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 import penstock.common.deadline
+from penstock.common import errors
 from penstock.common.config.command import Command, execute_command
 from penstock.common.errors import NEVER_RESTARTED, DiskFailed, DiskFull
-from penstock.common.files.atomic import append_whole, whole_folder, write_whole
+from penstock.common.files.atomic import append_whole, make_folder, whole_folder, write_whole
 from penstock.common.files.disk import Disk
 from penstock.common.phases import Phases
 from tests.small_disk import Meanwhile
@@ -24,7 +28,7 @@ class Failing:
     def __init__(self, *errors: Exception):
         self.errors, self.calls = list(errors), 0
 
-    def __call__(self, *_: object) -> str:
+    def __call__(self, *_: object, **__: object) -> str:
         self.calls += 1
         if self.errors:
             raise self.errors.pop(0)
@@ -53,7 +57,7 @@ def test_an_error_that_only_names_a_full_disk_is_one(tmp_path):
     assert waiting(action, path=tmp_path / "x")[1]() == "written"
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EROFS])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EROFS, errno.EUCLEAN, errno.EBADMSG])
 @pytest.mark.parametrize("kind", [full, lambda code: RuntimeError(f"I/O error (os error {code})")])
 def test_a_broken_disk_is_named_with_the_file_and_what_is_safe(tmp_path, kind, code):
     action = Failing(kind(code))
@@ -72,6 +76,39 @@ def test_a_role_whose_file_cannot_be_read_says_which(capsys):
 
     assert execute_command(Broken, "learner", []) == DiskFailed.exit_code
     assert "/runs/x/journal cannot be read or written: Stale file handle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "file", "expected"),
+    [
+        (errno.EDQUOT, "/a/claim", errors.DiskFull),
+        (errno.ENOSPC, None, errors.DiskFull),
+        (errno.EUCLEAN, "/a/claim", DiskFailed),
+        (errno.ETIMEDOUT, "/nfs/claim", DiskFailed),
+        (errno.ETIMEDOUT, None, None),
+    ],
+)
+@pytest.mark.parametrize("role", ["learner", "actor"])
+def test_a_disk_that_fails_where_nobody_waits_ends_any_role_with_its_code(
+    capsys, role, code, file, expected
+):
+    class Fails(Command):
+        def execute(self) -> int:
+            raise OSError(code, os.strerror(code), file)
+
+    if expected is None:  # of a network
+        with pytest.raises(TimeoutError):
+            execute_command(Fails, role, [])
+    else:
+        assert execute_command(Fails, role, []) == expected.exit_code
+        assert (file or "Make room") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
+def test_a_folder_on_a_broken_disk_is_not_called_the_users_choice(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(Path, "mkdir", Failing(full(code)))
+    with pytest.raises(DiskFailed, match="file cannot be read or written"):
+        make_folder(tmp_path / "x")
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EPERM, "not permitted"), ValueError("no")])
@@ -183,3 +220,49 @@ def test_only_what_must_survive_a_power_cut_is_synced(tmp_path, monkeypatch, syn
         (aside / "file").write_text("whole")
     assert (tmp_path / "x" / "file").read_text() == "whole"
     assert bool([path for path in synced if path.name == "file"]) == sync
+
+
+WORKS = """
+import errno, sys, threading
+from pathlib import Path
+from penstock.common import errors
+from penstock.common.broker.lease_keeper import KeeperThread
+from penstock.common.config.command import Command, execute_command
+from penstock.common.files.disk import Disk
+from penstock.common.log import configure_logs, get_logger
+
+def fail(error):
+    raise error
+
+class Works(Command):
+    def execute(self):
+        configure_logs("learner", "text")
+        failures = [OSError(errno.ENOSPC, "full")] * 2
+        Disk(600.0).write("x", Path("x"), lambda: failures and fail(failures.pop()))
+        kept, calls = threading.Event(), []
+        def keep():
+            calls.append(1)
+            len(calls) > 2 and kept.set()
+            fail(errors.ServerUnavailable("away"))
+        keeper = KeeperThread("leases", 0.01, keep)
+        keeper.start()
+        assert kept.wait(60)
+        keeper.check()
+        keeper.stop()
+        get_logger("x").info("left")
+        return fail(getattr(errors, KIND)("why")) if KIND else 0
+
+KIND = sys.argv.pop()
+sys.exit(execute_command(Works, "works"))
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("kind", ["", "DiskFull", "DiskFailed", "ConfigError"])
+def test_lines_for_which_there_is_no_room_change_nothing_else(kind, unbuffered):
+    """Standard error is on the full disk too. The thread of the leases works on."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-c", WORKS, kind]
+    with Path("/dev/full").open("w") as file:
+        ended = subprocess.run(command, stderr=file, env=environment, timeout=120, check=False)
+    assert ended.returncode == (getattr(errors, kind).exit_code if kind else 0)

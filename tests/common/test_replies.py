@@ -32,6 +32,8 @@ PASSES = [
     "-TRYAGAIN Multiple keys request during rehashing of slot",
     "-LOADING Redis is loading the dataset in memory",
     "-ERR max number of clients reached",
+    "-ERR max number of clients + cluster connections reached",
+    "-ERR Error running function: Script killed by user with FUNCTION KILL. script: penstock_4_places",
     "-UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
     "-EXECABORT Transaction discarded because of: READONLY You can't write against a read only replica.",
     ":no number",
@@ -42,8 +44,9 @@ PASSES = [
 """All that may pass by itself: codes of the server, and what is no reply of any server."""
 
 REFUSED: list[tuple[str, type[PenstockError], str]] = [
-    ("-ERR unknown command 'FCALL'", CommandRefused, "unknown command"),
-    ("-MOVED 7 10.0.0.1:6379", CommandRefused, "10.0.0.1"),
+    ("-ERR unknown command 'FCALL'", CommandRefused, "is no cluster"),
+    ("-MOVED 7 10.0.0.1:6379", CommandRefused, r"10.0.0.1.* no cluster"),
+    ("-ERR user_script:7: attempt to index a nil value", CommandRefused, "nil value.* server's log"),
     ("-CROSSSLOT Keys in request don't hash to the same slot", CommandRefused, "same slot"),
     ("-NEVERHEARD of it", CommandRefused, "NEVERHEARD of it"),
     ("-EXECABORT Transaction discarded because of previous errors.", CommandRefused, "previous errors"),

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from penstock.common.broker.server_binary import find_binary
 from penstock.common.config.redis_url import LONGEST_SOCKET_PATH, ServerAddress, parse_url, unix_url
 from penstock.common.errors import ConfigError, ServerUnavailable
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.monitor.overview import server_fault
 from tests.helpers import wait_until, wait_until_written
 
 
@@ -339,3 +341,19 @@ def test_an_address_that_cannot_be_used_is_told_with_its_file(tmp_path: Path, co
     (tmp_path / "queue/url").write_bytes(content)
     with pytest.raises(ConfigError, match=str(tmp_path / "queue/url")):
         started_server(RunFolder(tmp_path))
+
+
+def test_why_a_server_takes_no_writes_is_named(tmp_path: Path) -> None:
+    with LocalServer(tmp_path / "server") as server, closing(Connection(server.url, 10, 10)) as its:
+
+        def fault() -> str:
+            return server_fault(its.execute("INFO"))
+
+        assert fault() == ""
+        its.execute("CONFIG SET", "min-replicas-to-write", 1)
+        assert "replicas" in fault()
+        its.execute("CONFIG SET", "min-replicas-to-write", 0)
+        names = [its.execute("CONFIG GET", name)[name] for name in ("dir", "dbfilename")]
+        Path(*names).mkdir()  # no file can take its place
+        its.execute("BGSAVE")
+        wait_until(lambda: "could not save" in fault(), "the failed save")

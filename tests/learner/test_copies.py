@@ -22,6 +22,7 @@ from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract
 from penstock.learner.start import _claim
 from penstock.learner.state.copies import check_not_older, check_release, name_of
+from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.learner.test_flow import Bench
 
 
@@ -185,17 +186,45 @@ def test_a_refused_copy_ends_no_learner(tmp_path, connection, keys, copy):
     bench.queue.beat(2.0, "working")
 
 
+def test_an_older_folder_restored_in_place_ends_no_learner(
+    tmp_path, connection, keys, copy, monkeypatch
+):
+    """The lock's file of the older folder names the learner, which lives and has lost its folder."""
+    newest = RunFolder(tmp_path / "newest")
+    newest.path.mkdir()
+    with hold_lock(newest.learner_lock, "learner"):
+        bench = run_in(newest.path, connection, keys)
+        shutil.copytree(newest.path, copy.path)
+        bench.train(0)
+        bench.queue.beat(2.0, "working")
+        newest.path.rename(tmp_path / "away")
+        copy.path.rename(newest.path)
+        monkeypatch.setattr("penstock.common.files.lock._START", "later")
+        with (
+            hold_lock(newest.learner_lock, "learner") as gone,
+            pytest.raises(ConfigError, match="older"),
+        ):
+            start_in(newest, connection, keys, of_this_host(gone))
+        bench.queue.beat(2.0, "working")  # it was not superseded
+
+
 def test_a_copy_that_is_found_out_after_its_claim_does_not_hold_the_run(
     tmp_path, connection, keys, copy, monkeypatch
 ):
     """The run may go on in the other folder while the learner of the copy waits for a lease."""
-    monkeypatch.setattr("penstock.learner.start.may_run_elsewhere", lambda *_: False)
     newest = tmp_path / "newest"
     newest.mkdir()
     bench = run_in(newest, connection, keys)
     shutil.copytree(newest, copy.path)
-    bench.train(0)
+    claim = LearnerQueue.claim
+
+    def claim_late(*given):
+        bench.train(0)
+        claim(*given)
+
+    monkeypatch.setattr(LearnerQueue, "claim", claim_late)
     with pytest.raises(ConfigError, match="is an older copy"):
         start_in(copy, connection, keys)
     assert connection.execute("HGET", keys.fence, "lease") == b"0"
+    monkeypatch.undo()
     start_in(RunFolder(newest), connection, keys)

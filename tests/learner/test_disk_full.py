@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-import penstock.learner.__main__
-import penstock.learner.start
-from penstock.common.errors import DiskFull
+from penstock.common.errors import DiskFailed, DiskFull
 from penstock.common.files.disk import Disk
 from penstock.common.files.run_folder import LearnerFolder, RunFolder
 from penstock.common.journal.segments import list_segments, read_journal, valid_length
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Version
+from penstock.learner.data.plan import resolve_model
+from penstock.learner.data.reward_specs import resolve_reward_model
+from penstock.learner.data.sources import Source, load_rows
 from penstock.learner.report.recorder import Recorder
 from penstock.learner.state.journal import Journal
 from penstock.learner.state.ledger import Ledger
@@ -286,16 +286,24 @@ def test_nothing_is_acknowledged_before_its_record_is_synced(tmp_path, monkeypat
     assert (waited, queue.tickets) == ([[]], ["train:0"])
 
 
-@pytest.mark.parametrize(("code", "raised"), [(errno.EDQUOT, DiskFull), (errno.EIO, OSError)])
-def test_a_disk_that_is_full_where_nobody_waits_ends_the_learner_with_74(monkeypatch, code, raised):
-    def run(*_):
-        raise OSError(code, os.strerror(code), "/a/claim")
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
+def test_a_disk_that_broke_is_not_called_the_users_mistake(tmp_path, monkeypatch, code):
+    """A restart may help, and follows: data set, model and reward model may be right."""
 
-    monkeypatch.setattr(penstock.learner.start, "run_learner", run)
-    monkeypatch.setattr(penstock.learner.__main__, "begin_role", threading.Event)
-    with pytest.raises(raised, match="/a/claim"):
-        penstock.learner.__main__.Learner().work()
-    assert DiskFull.exit_code == 74
+    def broken(*_, **__):
+        raise OSError(code, os.strerror(code), "a file")
+
+    monkeypatch.setattr("penstock.learner.data.sources._load", broken)
+    monkeypatch.setattr("penstock.learner.data.reward_specs.hash_model", broken)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
+    calls = (
+        lambda: load_rows(Source("rows.jsonl"), "train", 0),
+        lambda: resolve_reward_model("helpful", str(tmp_path), 1.0),
+        lambda: resolve_model("org/model"),
+    )
+    for call in calls:
+        with pytest.raises(DiskFailed, match="a file cannot be read or written"):
+            call()
 
 
 def refuse(_handle):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -92,6 +94,24 @@ def test_a_second_learner_is_refused_and_the_first_one_named(tmp_path):
     path = RunFolder(tmp_path).learner_lock
     taken = pytest.raises(RunTaken, match=f"process {os.getpid()}")
     with hold_lock(path, "learner"), taken, hold_lock(path, "learner"):
+        pass
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_where_no_lock_works_only_what_has_a_lease_goes_on(tmp_path, monkeypatch, code):
+    """Nobody counts as gone there: the last holder may live."""
+    path = RunFolder(tmp_path).learner_lock
+    with hold_lock(path, "learner"):
+        before = path.read_text()
+
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with capture_logs() as logs, hold_lock(path, "learner", leased=True) as gone:
+        assert (gone, path.read_text()) == ([], before)
+    assert "No lock works" in logs[0]["event"]
+    with pytest.raises(ConfigError, match="No lock works"), hold_lock(path, "`penstock up`"):
         pass
 
 

@@ -23,7 +23,7 @@ from penstock.common.wire.codec import decode
 from penstock.common.wire.messages import ScoredGroup, Verdict
 from penstock.rewarders.filtering import NO_REWARD, NO_SPREAD
 from penstock.rewarders.scoring import _NOT_THE_ANSWERS
-from tests.helpers import runs_alone, wait_until
+from tests.helpers import LossyProxy, runs_alone, wait_until
 from tests.rewarders import bad_rewards
 from tests.rewarders.stand_ins import (
     RewarderThread,
@@ -317,6 +317,24 @@ def test_stopping_finishes_what_is_held_and_leaves(
     (scored,) = run.outcomes("train", 1)
     assert isinstance(scored, ScoredGroup)
     assert not connection.execute("XINFO", "CONSUMERS", keys.rollouts, GROUP)
+
+
+def test_a_scored_group_is_handed_on_though_the_server_refuses_once_after_a_signal(
+    run: RunUnderTest, queue_server: LocalServer, run_name: str, tmp_path: Path
+) -> None:
+    ask_for(run, "wait_for_files")
+    meeting = make_meeting(tmp_path)
+    run.hand_in("train:0", "4", "five", folder=str(meeting), count=2)
+    with LossyProxy(queue_server.url) as proxy:
+        with RewarderThread(proxy.url, run_name, timeout_s=60.0, user="") as running:
+            wait_until(lambda: list(meeting.iterdir()), "the start of the scoring")
+            proxy.answer(b"penstock_4_handoff", reply=b"-READONLY a replica\r\n", times=2)
+            running.stopping.set()
+            (meeting / "end").touch()
+            running.join()
+        assert proxy.unanswered == []
+    (scored,) = run.outcomes("train", 1)
+    assert isinstance(scored, ScoredGroup)
 
 
 def test_the_end_of_the_run_ends_the_rewarder(run: RunUnderTest, rewarder: StartRewarder) -> None:
