@@ -22,7 +22,7 @@ from penstock.actors.engine import Engine
 from penstock.actors.rollout_groups import Agents, Completions, Conversations
 from penstock.actors.ticket_worker import TicketWorker, check_same
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.run_view import RunView, wait_for_contract
+from penstock.common.broker.run_view import RunView, wait_for_contract, wait_for_run
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings
 from penstock.common.episodes.pool import EpisodePool
@@ -51,11 +51,11 @@ MakeEngine = Callable[[ActorSettings, Contract, Path], Engine]
 def run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
     """Join the run, start an engine by `make_engine`, and turn tickets into groups until the run ends.
 
-    Return too when `stopping` is set. Wait up to RUN_JOIN_TIMEOUT_S for a learner. After an emptied
-    queue server join again with the same engine. At the end stop the engine and close the connection,
-    also after an error. Raise DeadlineExceeded if no learner comes or its heartbeat stops, RunNotReady
-    if the learner publishes another contract, MalformedMessage if its contract cannot be read,
-    ConfigError, ServerUnavailable, EngineFailed.
+    Return too when `stopping` is set. Wait up to RUN_JOIN_TIMEOUT_S for a learner, also for one that
+    goes on with a run that has ended. After an emptied queue server join again with the same engine. At
+    the end stop the engine and close the connection, also after an error. Raise DeadlineExceeded if no
+    learner comes or its heartbeat stops, RunNotReady if the learner publishes another contract,
+    MalformedMessage if its contract cannot be read, ConfigError, ServerUnavailable, EngineFailed.
     """
     with contextlib.suppress(FetchStopped):
         asyncio.run(_run(settings, stopping, make_engine))
@@ -73,7 +73,7 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
     connection = await asyncio.to_thread(connect, settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
     waiting = (view, settings.run.join_timeout_s, stopping)
-    data = await asyncio.to_thread(wait_for_contract, *waiting)
+    data = await asyncio.to_thread(wait_for_run, *waiting)
     if data is None:
         return
     contract = decode(data, Contract)

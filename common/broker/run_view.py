@@ -246,6 +246,23 @@ def _read_place(row: Sequence[Any]) -> Place:
     )  # fmt: skip
 
 
+def wait_for_run(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:
+    """Return the encoded contract of the run that this process joins, as `wait_for_contract` does.
+
+    A run that has ended may be about to go on: wait until a learner gives a new sign of life. Return
+    None if none does within `timeout_s`, or if `stopping` is set. Raise as `wait_for_contract`.
+    """
+    last, deadline, logged = view.learner(), Deadline(timeout_s), False
+    while view.ended() and view.learner() == last:
+        if stopping.is_set() or deadline.expired():
+            return None
+        if not logged or deadline.report_due():
+            logged = True
+            log.info(f"The run has ended. Waiting {timeout_s:g} s for a learner that goes on with it.")
+        stopping.wait(_POLL_S)
+    return wait_for_contract(view, timeout_s, stopping)
+
+
 def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:
     """Return the encoded contract of the run, or None if `stopping` is set first.
 

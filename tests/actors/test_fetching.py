@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from blake3 import blake3
 
 from penstock.actors.loop import run
@@ -466,7 +467,9 @@ def test_it_ends_while_the_first_fetch_is_stuck(far: Run, host: OtherHost) -> No
 def test_it_ends_with_the_run_while_it_waits_for_the_model(far: Run, host: OtherHost) -> None:
     far.queue.source = Source("http://127.0.0.1:1", "token")
     far.announce(0)
-    host.start()
+    with structlog.testing.capture_logs() as logs:
+        host.start()
+        wait_until(lambda: any("fetching its files" in log["event"] for log in logs), "a try")
     far.queue.set_state("ended")
     wait_until(lambda: not host.thread.is_alive(), "the actor's end")
     assert host.error is None
