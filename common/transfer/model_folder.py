@@ -235,9 +235,12 @@ class ModelFetcher:
     def _announced(self, contract: Contract, deadline: Deadline) -> Weights:
         """Wait for an announcement, and return it. Raise ContractMismatch if it names no file server.
 
-        Raise DeadlineExceeded if no heartbeat comes meanwhile, FetchStopped if told to stop.
+        One of an earlier learner than the present one may name none. Raise DeadlineExceeded if no
+        heartbeat comes meanwhile, FetchStopped if told to stop.
         """
-        while (weights := self._view.weights()) is None:
+        while (weights := self._view.weights()) is None or not (
+            weights.url or weights.version.incarnation >= self._view.incarnation()
+        ):
             sign = self._view.learner()
             if deadline.expired(progress=sign):
                 raise DeadlineExceeded(

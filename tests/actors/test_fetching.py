@@ -27,6 +27,7 @@ from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.errors import ConfigError, ContractMismatch, PenstockError, RunNotReady
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.phases import READING_DATA
 from penstock.common.transfer import model_folder
 from penstock.common.transfer.download import FetchFailed, Source, alone
 from penstock.common.transfer.model_folder import ModelFetcher, check_base, shared_files
@@ -36,6 +37,7 @@ from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.messages import Version, Weights
 from penstock.learner.state.file_server import FileServer
 from penstock.learner.state.file_store import FileStore
+from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.actors.conftest import Run
 from tests.fake_engine import FakeEngine
 from tests.helpers import wait_until
@@ -287,6 +289,27 @@ def test_nothing_can_be_fetched_from_a_learner_without_a_file_server(far: Run, h
     assert "/nowhere/model, which does not exist on this host, and the learner serves no" in str(
         host.error
     )
+
+
+def test_what_an_earlier_learner_left_without_files_is_not_final(far: Run, host: OtherHost) -> None:
+    """LEARNER_FILES_ADDRESS is corrected and all are started again; the contract stays the same."""
+    far.announce(0)
+    with structlog.testing.capture_logs() as logs:
+        host.start()
+        wait_until(
+            lambda: host.error or any("cannot be served" in log["event"] for log in logs), "it to look"
+        )
+    far.queue = LearnerQueue(far.connection, far.keys, 2)
+    far.queue.claim("nonce", "the next one", 30.0)
+    with serve(far):
+        for phase in (READING_DATA, "loading the model"):
+            far.queue.publish_contract(encode(far.contract))
+            far.queue.beat(30.0, phase)
+        host.thread.join(1.0)  # it looks again, at what the earlier one announced
+        far.announce(0)
+        wait_until(lambda: host.error or host.engine.version, "weights")
+    assert host.error is None
+    assert host.engine.version == Version(2, 0)
 
 
 @pytest.mark.parametrize("trusts", [True, False])
