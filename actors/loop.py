@@ -174,8 +174,8 @@ def _find_model(
 ) -> Path:
     """Return the folder of the run's model: with ACTOR_WEIGHTS_FROM=folder the one in the contract.
 
-    Else it may be a copy. Weights to which the versions are adapters are checked. Raise FetchStopped if
-    told to stop, and the other errors of ModelFetcher.with_weights and `check_base`.
+    Else it may be a copy. Its files are checked, so that config and stop tokens are the run's. Raise
+    FetchStopped if told to stop, and the other errors of ModelFetcher.with_weights and `check_base`.
     """
     if settings.actor.weights_from == "folder":
         return check_base(contract, check_tokenizer(contract))

@@ -48,7 +48,7 @@ ADAPTER = AdapterSpec(4, 32, ("q_proj",))
 class OtherHost:
     """An actor whose engine is a fake, with folders of its own, in a thread."""
 
-    def __init__(self, url: str, run_name: str, folder: Path, trust_remote_code: bool = False) -> None:
+    def __init__(self, url: str, run_name: str, folder: Path, **actor: Any) -> None:
         self.engine = FakeEngine()
         self.model: Path | None = None
         self.error: PenstockError | None = None
@@ -60,7 +60,7 @@ class OtherHost:
                 name=run_name, dir=folder / "runs", cache_dir=folder / "cache", join_timeout_s=5.0,
                 lease_s=1.0, allow_file_store=True,
             ),
-            actor=ActorSettings(trust_remote_code=trust_remote_code),
+            actor=ActorSettings(**actor),
         )  # fmt: skip
         self.thread = threading.Thread(target=self._run, daemon=True)
 
@@ -286,8 +286,9 @@ def test_nothing_can_be_fetched_from_a_learner_without_a_file_server(far: Run, h
     host.start()
     wait_until(lambda: host.error is not None, "an error")
     assert isinstance(host.error, ContractMismatch)
-    assert "/nowhere/model, which does not exist on this host, and the learner serves no" in str(
-        host.error
+    assert (
+        "/nowhere/model, which does not exist on this host or has other files, and the learner serves"
+        in str(host.error)
     )
 
 
@@ -351,6 +352,28 @@ def test_a_folder_of_the_model_without_its_files_is_not_used(
     copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
     folder = copy.with_tokenizer(replace(far.contract, model=str(empty)))
     assert hash_tokenizer(folder) == far.contract.tokenizer_hash
+
+
+@pytest.mark.parametrize("way", ["auto", "folder"])
+def test_a_model_folder_with_another_config_is_not_used(
+    far: Run, server: FileServer, queue_server: LocalServer, run_name: str, tmp_path: Path, way: str
+) -> None:
+    """Which would sample with other stop tokens, or other positions."""
+    here = tmp_path / "here"
+    shutil.copytree(far.folder, here)
+    (here / "config.json").write_text('{"eos_token_id": 3}')
+    far.contract = replace(far.contract, model=str(here))
+    far.queue.publish_contract(encode(far.contract))
+    far.announce(0)
+    host = OtherHost(queue_server.url, run_name, tmp_path / "other", weights_from=way).start()
+    wait_until(lambda: host.error or host.model, "an error, or an engine")
+    host.stop()
+    if way == "auto":
+        assert host.model is not None
+        assert (host.model / "config.json").read_text() == '{"eos_token_id": 2}'
+    else:
+        assert isinstance(host.error, ContractMismatch)
+        assert f"{here / 'config.json'} is not the learner's file of this name: copy" in str(host.error)
 
 
 @pytest.fixture
@@ -492,7 +515,7 @@ def test_it_ends_with_the_run_while_it_waits_for_the_model(far: Run, host: Other
     far.announce(0)
     with structlog.testing.capture_logs() as logs:
         host.start()
-        wait_until(lambda: any("fetching its files" in log["event"] for log in logs), "a try")
+        wait_until(lambda: any("fetching them" in log["event"] for log in logs), "a try")
     far.queue.set_state("ended")
     wait_until(lambda: not host.thread.is_alive(), "the actor's end")
     assert host.error is None
