@@ -22,11 +22,16 @@ from penstock.actors.engine import Engine
 from penstock.actors.rollout_groups import Agents, Completions, Conversations
 from penstock.actors.ticket_worker import TicketWorker, check_same
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.run_view import RunView, wait_for_contract
+from penstock.common.broker.run_view import (
+    RunView,
+    wait_for_another_contract,
+    wait_for_contract,
+    wait_for_run,
+)
 from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings
 from penstock.common.episodes.pool import EpisodePool
-from penstock.common.errors import ConfigError, RunNotReady
+from penstock.common.errors import ConfigError, ContractMismatch, RunNotReady
 from penstock.common.log import get_logger
 from penstock.common.monitor.learner_watch import LearnerWatch
 from penstock.common.role import connect, consumer_name
@@ -51,11 +56,11 @@ MakeEngine = Callable[[ActorSettings, Contract, Path], Engine]
 def run(settings: ActorCommand, stopping: threading.Event, make_engine: MakeEngine) -> None:
     """Join the run, start an engine by `make_engine`, and turn tickets into groups until the run ends.
 
-    Return too when `stopping` is set. Wait up to RUN_JOIN_TIMEOUT_S for a learner. After an emptied
-    queue server join again with the same engine. At the end stop the engine and close the connection,
-    also after an error. Raise DeadlineExceeded if no learner comes or its heartbeat stops, RunNotReady
-    if the learner publishes another contract, MalformedMessage if its contract cannot be read,
-    ConfigError, ServerUnavailable, EngineFailed.
+    Return too when `stopping` is set. Wait up to RUN_JOIN_TIMEOUT_S for a learner, also for one that
+    goes on with a run that has ended. After an emptied queue server join again with the same engine. At
+    the end stop the engine and close the connection, also after an error. Raise DeadlineExceeded if no
+    learner comes or its heartbeat stops, RunNotReady if the learner publishes another contract,
+    MalformedMessage if its contract cannot be read, ConfigError, ServerUnavailable, EngineFailed.
     """
     with contextlib.suppress(FetchStopped):
         asyncio.run(_run(settings, stopping, make_engine))
@@ -73,16 +78,15 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
     connection = await asyncio.to_thread(connect, settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
     waiting = (view, settings.run.join_timeout_s, stopping)
-    data = await asyncio.to_thread(wait_for_contract, *waiting)
-    if data is None:
+    joined = await asyncio.to_thread(_join, settings, view, stopping)
+    if joined is None:
         return
-    contract = decode(data, Contract)
+    contract, model = joined
     _allow_open_files(contract, settings.actor.episode_workers)
     watch = LearnerWatch(connection, view.keys, settings.run)
     device = _device_of(settings, contract)
     if device and not await asyncio.to_thread(_take, device, stopping, watch):
         return
-    model = _find_model(settings, contract, view, stopping)
     engine = _start_engine(settings, contract, model, make_engine)
     actor = settings.actor
     user = DeviceUser(engine, device, actor.sleep_level, actor.start_timeout_s)
@@ -109,6 +113,29 @@ async def _run(settings: ActorCommand, stopping: threading.Event, make_engine: M
         await engine.stop()
         connection.close()
         log.info(f"{consumer} left run {settings.run.name}.")
+
+
+def _join(
+    settings: ActorCommand, view: RunView, stopping: threading.Event
+) -> tuple[Contract, Path] | None:
+    """Return the run's contract and the folder of its model on this host; None if there is no run.
+
+    An earlier learner may have left a contract that cannot be served here: wait for the next one's.
+    Raise ContractMismatch if none comes, and the errors of `wait_for_run` and `_find_model`.
+    """
+    data = wait_for_run(view, settings.run.join_timeout_s, stopping)
+    while data is not None:
+        contract = decode(data, Contract)
+        try:
+            return contract, _find_model(settings, contract, view, stopping)
+        except ContractMismatch as error:
+            log.warning(
+                "This contract cannot be served; an earlier learner may have left it.", cause=str(error)
+            )
+            data = wait_for_another_contract(view, data, settings.run.join_timeout_s, stopping)
+            if data is None and not stopping.is_set():
+                raise
+    return None
 
 
 def _device_of(settings: ActorCommand, contract: Contract) -> SharedDevice | None:
@@ -147,8 +174,8 @@ def _find_model(
 ) -> Path:
     """Return the folder of the run's model: with ACTOR_WEIGHTS_FROM=folder the one in the contract.
 
-    Else it may be a copy. Weights to which the versions are adapters are checked. Raise FetchStopped if
-    told to stop, and the other errors of ModelFetcher.with_weights and `check_base`.
+    Else it may be a copy. Its files are checked, so that config and stop tokens are the run's. Raise
+    FetchStopped if told to stop, and the other errors of ModelFetcher.with_weights and `check_base`.
     """
     if settings.actor.weights_from == "folder":
         return check_base(contract, check_tokenizer(contract))

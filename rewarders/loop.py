@@ -18,7 +18,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.lease_keeper import LeaseKeeper
 from penstock.common.broker.lease_watch import LOOKS_PER_LEASE
 from penstock.common.broker.process_signs import SignWriter
-from penstock.common.broker.run_view import RunView, wait_for_another_contract, wait_for_contract
+from penstock.common.broker.run_view import RunView, wait_for_another_contract, wait_for_run
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import RewarderCommand
 from penstock.common.deadline import GracePeriod
@@ -46,15 +46,16 @@ log = get_logger(__name__)
 def run(settings: RewarderCommand, stopping: threading.Event) -> None:
     """Work as a rewarder until the run ends or `stopping` is set, and finish the groups in progress.
 
-    Wait up to RUN_JOIN_TIMEOUT_S for the learner's contract, and start the scoring processes, which are
-    killed at the end. If the server was emptied, wait as long for the learner to set the run up again,
-    and go on. Without an error the connection is closed. Raise ConfigError if the server or a setting
-    cannot be used, SandboxFailed if a scoring process does not start, ServerUnavailable,
-    DeadlineExceeded without a learner, ContractMismatch or MalformedMessage for an unusable contract.
+    Wait up to RUN_JOIN_TIMEOUT_S for the learner's contract, if the run has ended for a learner that
+    goes on with it, and start the scoring processes, which are killed at the end. If the server was
+    emptied, wait as long for the learner to set the run up again, and go on. Without an error the
+    connection is closed. Raise ConfigError if the server or a setting cannot be used, SandboxFailed if a
+    scoring process does not start, ServerUnavailable, DeadlineExceeded without a learner,
+    ContractMismatch or MalformedMessage for an unusable contract.
     """
     connection = connect(settings.redis_url, settings.run, stopping)
     view = RunView(connection, Keys(settings.run.name))
-    contract = wait_for_contract(view, settings.run.join_timeout_s, stopping)
+    contract = wait_for_run(view, settings.run.join_timeout_s, stopping)
     while contract is not None:
         contract = _serve(settings, connection, view, contract, stopping)
     connection.close()

@@ -246,6 +246,23 @@ def _read_place(row: Sequence[Any]) -> Place:
     )  # fmt: skip
 
 
+def wait_for_run(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:
+    """Return the encoded contract of the run that this process joins, as `wait_for_contract` does.
+
+    A run that has ended may be about to go on: wait until a learner gives a new sign of life. Return
+    None if none does within `timeout_s`, or if `stopping` is set. Raise as `wait_for_contract`.
+    """
+    last, deadline, logged = view.learner(), Deadline(timeout_s), False
+    while view.ended() and view.learner() == last:
+        if stopping.is_set() or deadline.expired():
+            return None
+        if not logged or deadline.report_due():
+            logged = True
+            log.info(f"The run has ended. Waiting {timeout_s:g} s for a learner that goes on with it.")
+        stopping.wait(_POLL_S)
+    return wait_for_contract(view, timeout_s, stopping)
+
+
 def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:
     """Return the encoded contract of the run, or None if `stopping` is set first.
 
@@ -286,18 +303,19 @@ def wait_for_another_contract(
 
     An earlier learner may have left `contract`, and the next one reads its data first. So wait until a
     learner gives a sign of life and has published its own: it is past its setup; or until none gives
-    one for `timeout_s`. None too if `stopping` is set. Raise ServerUnavailable or another error of
-    Connection.execute.
+    one for `timeout_s`. A learner that claimed the run meanwhile replaces it also by an equal one: it
+    may serve files that were missing. None too if `stopping` is set. Raise ServerUnavailable or another
+    error of Connection.execute.
     """
-    first, deadline = view.learner().seen, Deadline(timeout_s)
+    first, deadline = view.learner(), Deadline(timeout_s)
     while not stopping.is_set():
         sign, found = view.learner(), view.contract()
         if deadline.expired(progress=sign):
             return None
         if found not in (None, contract):
             return found
-        if sign.seen != first and sign.phase not in SETUP_PHASES:
-            return None
+        if sign.seen != first.seen and sign.phase not in SETUP_PHASES:
+            return found if sign.incarnation > first.incarnation else None
         if deadline.report_due():
             log.warning(shorten(f"Waiting for another contract: {sign}. Start `learner`."))
         stopping.wait(_POLL_S)

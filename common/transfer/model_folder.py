@@ -86,19 +86,34 @@ def _weights_of(folder: Path) -> set[str]:
 
 
 def check_base(contract: Contract, folder: Path) -> Path:
-    """Return the model's folder on this host, after checking the weights that adapters are added to.
+    """Return the model's folder on this host, after checking the contract's files of it.
 
-    Raise ContractMismatch if a file of them is not the learner's. Other weights are not checked here.
+    Those are configs, and the weights that adapters are added to; other weights are not checked here.
+    Raise ContractMismatch if one is missing or not the learner's.
     """
     for one in contract.model_files:
-        path = folder / one.name
-        if is_weights(one.name) and not (path.is_file() and hash_file(path) == one.hash):
+        if not _is_learners(folder, one):
+            why = ", and the run's versions are LoRA adapters to it" if is_weights(one.name) else ""
             raise ContractMismatch(
-                f"{path} is not the learner's file of this name, and the run's versions are LoRA "
-                "adapters to it: copy the learner's model folder, or move this one away and let the "
-                "learner serve its files"
+                f"{folder / one.name} is not the learner's file of this name{why}: copy the learner's "
+                "model folder, or move this one away and let the learner serve its files"
             )
     return folder
+
+
+def _is_learners(folder: Path, one: ModelFile) -> bool:
+    """Return whether the folder has this file of the learner's, as its hash says."""
+    try:
+        return hash_file(folder / one.name) == one.hash
+    except OSError:
+        return False
+
+
+def _is_here(folder: str, one: ModelFile) -> bool:
+    """Return whether the folder has this file; weights, which `check_base` checks, need only be read."""
+    if is_weights(one.name):
+        return os.access(os.path.join(folder, one.name), os.R_OK)
+    return _is_learners(Path(folder), one)
 
 
 class FetchStopped(ServerUnavailable):
@@ -198,15 +213,15 @@ class ModelFetcher:
     def _found(
         self, contract: Contract, names: Iterable[str], with_weights: bool = False
     ) -> Path | None:
-        """Return a copy of the model's files with these names; None if its folder can be read here.
+        """Return a copy of the model's files with these names; None if its folder here has them.
 
         Raise what `with_tokenizer` raises, such as RunNotReady, and ConfigError if RUN_CACHE_DIR cannot
         be written.
         """
         wanted = [one for one in contract.model_files if one.name in names]
-        if all(os.access(os.path.join(contract.model, one.name), os.R_OK) for one in wanted):
+        if all(_is_here(contract.model, one) for one in wanted):
             return None
-        log.info(f"The model's folder {contract.model} cannot be read here: fetching its files.")
+        log.info(f"The learner's files of {contract.model} are not here: fetching them.")
         deadline = Deadline(self._run.join_timeout_s, math.inf)
         while True:
             weights = self._announced(contract, deadline)
@@ -235,9 +250,12 @@ class ModelFetcher:
     def _announced(self, contract: Contract, deadline: Deadline) -> Weights:
         """Wait for an announcement, and return it. Raise ContractMismatch if it names no file server.
 
-        Raise DeadlineExceeded if no heartbeat comes meanwhile, FetchStopped if told to stop.
+        One of an earlier learner than the present one may name none. Raise DeadlineExceeded if no
+        heartbeat comes meanwhile, FetchStopped if told to stop.
         """
-        while (weights := self._view.weights()) is None:
+        while (weights := self._view.weights()) is None or not (
+            weights.url or weights.version.incarnation >= self._view.incarnation()
+        ):
             sign = self._view.learner()
             if deadline.expired(progress=sign):
                 raise DeadlineExceeded(
@@ -248,8 +266,8 @@ class ModelFetcher:
         if not weights.url:
             raise ContractMismatch(
                 f"the contract names the model folder {contract.model}, which does not exist on this "
-                "host, and the learner serves no files (LEARNER_FILES_ADDRESS): share the folder, copy "
-                "it to this path, or let the learner serve its files"
+                "host or has other files, and the learner serves none (LEARNER_FILES_ADDRESS): share "
+                "the folder, copy it to this path, or let the learner serve its files"
             )
         return weights
 

@@ -15,13 +15,12 @@ from penstock.common.wire.ids import LARGEST
 from penstock.common.wire.limits import (
     HIGHEST_REWARD,
     LARGEST_INT32,
-    LONGEST_PATH,
     MOST_SEQUENCES,
     check_names,
     check_numbers,
+    check_paths,
     check_plain,
     check_range,
-    check_texts,
     require,
 )
 from penstock.common.wire.reward_spec import Aggregation, RewardSpec
@@ -107,8 +106,8 @@ class Contract:
     def __post_init__(self) -> None:
         """Raise MalformedMessage unless all of the following holds.
 
-        Reward names differ. Names and hashes have at most 200 letters, paths 4096. A weight is within
-        1e9 of 0, `groups_per_step`, `credit` and `largest_group` are 1 to 10^15 - 1,
+        Reward names differ. Names and hashes have at most 200 letters, paths 4096, no NUL. A weight is
+        within 1e9 of 0, `groups_per_step`, `credit` and `largest_group` are 1 to 10^15 - 1,
         `tokens_per_sequence` 0 to 2^32 - 2.
         Options, schemas and variables are plain data: None, numbers, texts, lists and maps, for example.
         """
@@ -118,9 +117,9 @@ class Contract:
         for reward in self.rewards:
             check_numbers(f"the weight of reward {reward.name}", [reward.weight], HIGHEST_REWARD)
             check_plain(f"reward {reward.name}, option", reward.options)
-            check_texts([reward.source], LONGEST_PATH)
+            check_paths([reward.source])
         self._check_episodes()
-        check_texts([self.model], LONGEST_PATH)
+        check_paths([self.model])
         check_names("hash or dtype", [self.tokenizer_hash, self.dtype])
         check_range("tokens_per_sequence", self.tokens_per_sequence, 0, 2 * LARGEST_INT32)
         check_range("groups_per_step", self.groups_per_step, 1, LARGEST)
@@ -130,12 +129,12 @@ class Contract:
     def _check_episodes(self) -> None:
         """Raise MalformedMessage for tools, environments, agent or template that no setting can have.
 
-        Names have at most 200 letters and paths 4096. `agent_sequences` is 1 to 64. The tools' schemas
-        and the template's variables are plain data: texts, numbers, lists and maps, for example.
+        Names have at most 200 letters, paths 4096 and no NUL. `agent_sequences` is 1 to 64. The tools'
+        schemas and the template's variables are plain data: texts, numbers, lists and maps, for example.
         """
         for code in self.episodes.codes:
             check_names("tool, environment or agent", [code.name])
-            check_texts([code.source], LONGEST_PATH)
+            check_paths([code.source])
         check_range("agent_sequences", self.episodes.agent_sequences, 1, MOST_SEQUENCES)
         check_plain("schemas of the tools of", self.episodes.schemas)
         if self.chat is not None:

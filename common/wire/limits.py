@@ -100,6 +100,12 @@ def check_texts(texts: Sequence[str], longest: int = LARGEST_INT32) -> None:
             raise MalformedMessage(f"a text has {len(text)} letters, {brief(text)}; {whole}")
 
 
+def check_paths(paths: Sequence[str]) -> None:
+    """Raise MalformedMessage for a path that no file can have: one with NUL, or over 4096 letters."""
+    check_texts(paths, LONGEST_PATH)
+    require(not any("\0" in path for path in paths), "a path has the letter NUL:", list(paths))
+
+
 def check_plain(kind: str, columns: Mapping[str, PlainData]) -> None:
     """Raise MalformedMessage, which names the column, for the first value that is no plain data.
 

@@ -42,7 +42,7 @@ class ScaleLink:
         self._report, self._guest = report, guest
         self._connection: Connection | None = None
         self._view: RunView | None = None
-        self._said = ""
+        self._said, self._went_on = "", False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="scale", daemon=True)
 
@@ -79,8 +79,9 @@ class ScaleLink:
         if self._guest:
             ended = self._view.ended()
             self._supervisor.goes_on = not ended
-            if ended:
+            if ended and self._went_on:  # else the workers wait for a learner that goes on with it
                 self._supervisor.leave()
+            self._went_on = self._went_on or not ended
         scale = Scale(self._connection, self._keys)
         for role, count in scale.wishes(self.name).items():
             self._supervisor.ask(role, count)

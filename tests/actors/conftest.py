@@ -74,13 +74,15 @@ class Run:
         probes: tuple[Probe, ...] = (),
         adapter: AdapterSpec | None = None,
     ) -> None:
-        folder = self.run_folder.version(1, step)
+        incarnation = self.queue.incarnation
+        folder = self.run_folder.version(incarnation, step)
         folder.mkdir(parents=True, exist_ok=True)
         content = f"weights {step}".encode()
         digest = blake3(content).hexdigest()
         weights = Weights(
-            Version(1, step), str(folder), digest, "", len(content), probes=probes, adapter=adapter
-        )
+            Version(incarnation, step), str(folder), digest, "", len(content),
+            probes=probes, adapter=adapter,
+        )  # fmt: skip
         folder.joinpath(weights.file).write_bytes(b"other bytes" if wrong else content)
         self.queue.announce(weights)
 

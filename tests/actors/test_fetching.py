@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from blake3 import blake3
 
 from penstock.actors.loop import run
@@ -26,6 +27,7 @@ from penstock.common.config.role_command import ActorCommand
 from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.errors import ConfigError, ContractMismatch, PenstockError, RunNotReady
 from penstock.common.files.run_folder import RunFolder
+from penstock.common.phases import READING_DATA
 from penstock.common.transfer import model_folder
 from penstock.common.transfer.download import FetchFailed, Source, alone
 from penstock.common.transfer.model_folder import ModelFetcher, check_base, shared_files
@@ -35,6 +37,7 @@ from penstock.common.wire.contract import Contract, hash_tokenizer
 from penstock.common.wire.messages import Version, Weights
 from penstock.learner.state.file_server import FileServer
 from penstock.learner.state.file_store import FileStore
+from penstock.learner.streams.learner_queue import LearnerQueue
 from tests.actors.conftest import Run
 from tests.fake_engine import FakeEngine
 from tests.helpers import wait_until
@@ -45,7 +48,7 @@ ADAPTER = AdapterSpec(4, 32, ("q_proj",))
 class OtherHost:
     """An actor whose engine is a fake, with folders of its own, in a thread."""
 
-    def __init__(self, url: str, run_name: str, folder: Path, trust_remote_code: bool = False) -> None:
+    def __init__(self, url: str, run_name: str, folder: Path, **actor: Any) -> None:
         self.engine = FakeEngine()
         self.model: Path | None = None
         self.error: PenstockError | None = None
@@ -57,7 +60,7 @@ class OtherHost:
                 name=run_name, dir=folder / "runs", cache_dir=folder / "cache", join_timeout_s=5.0,
                 lease_s=1.0, allow_file_store=True,
             ),
-            actor=ActorSettings(trust_remote_code=trust_remote_code),
+            actor=ActorSettings(**actor),
         )  # fmt: skip
         self.thread = threading.Thread(target=self._run, daemon=True)
 
@@ -283,9 +286,31 @@ def test_nothing_can_be_fetched_from_a_learner_without_a_file_server(far: Run, h
     host.start()
     wait_until(lambda: host.error is not None, "an error")
     assert isinstance(host.error, ContractMismatch)
-    assert "/nowhere/model, which does not exist on this host, and the learner serves no" in str(
-        host.error
+    assert (
+        "/nowhere/model, which does not exist on this host or has other files, and the learner serves"
+        in str(host.error)
     )
+
+
+def test_what_an_earlier_learner_left_without_files_is_not_final(far: Run, host: OtherHost) -> None:
+    """LEARNER_FILES_ADDRESS is corrected and all are started again; the contract stays the same."""
+    far.announce(0)
+    with structlog.testing.capture_logs() as logs:
+        host.start()
+        wait_until(
+            lambda: host.error or any("cannot be served" in log["event"] for log in logs), "it to look"
+        )
+    far.queue = LearnerQueue(far.connection, far.keys, 2)
+    far.queue.claim("nonce", "the next one", 30.0)
+    with serve(far):
+        for phase in (READING_DATA, "loading the model"):
+            far.queue.publish_contract(encode(far.contract))
+            far.queue.beat(30.0, phase)
+        host.thread.join(1.0)  # it looks again, at what the earlier one announced
+        far.announce(0)
+        wait_until(lambda: host.error or host.engine.version, "weights")
+    assert host.error is None
+    assert host.engine.version == Version(2, 0)
 
 
 @pytest.mark.parametrize("trusts", [True, False])
@@ -327,6 +352,28 @@ def test_a_folder_of_the_model_without_its_files_is_not_used(
     copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
     folder = copy.with_tokenizer(replace(far.contract, model=str(empty)))
     assert hash_tokenizer(folder) == far.contract.tokenizer_hash
+
+
+@pytest.mark.parametrize("way", ["auto", "folder"])
+def test_a_model_folder_with_another_config_is_not_used(
+    far: Run, server: FileServer, queue_server: LocalServer, run_name: str, tmp_path: Path, way: str
+) -> None:
+    """Which would sample with other stop tokens, or other positions."""
+    here = tmp_path / "here"
+    shutil.copytree(far.folder, here)
+    (here / "config.json").write_text('{"eos_token_id": 3}')
+    far.contract = replace(far.contract, model=str(here))
+    far.queue.publish_contract(encode(far.contract))
+    far.announce(0)
+    host = OtherHost(queue_server.url, run_name, tmp_path / "other", weights_from=way).start()
+    wait_until(lambda: host.error or host.model, "an error, or an engine")
+    host.stop()
+    if way == "auto":
+        assert host.model is not None
+        assert (host.model / "config.json").read_text() == '{"eos_token_id": 2}'
+    else:
+        assert isinstance(host.error, ContractMismatch)
+        assert f"{here / 'config.json'} is not the learner's file of this name: copy" in str(host.error)
 
 
 @pytest.fixture
@@ -466,7 +513,9 @@ def test_it_ends_while_the_first_fetch_is_stuck(far: Run, host: OtherHost) -> No
 def test_it_ends_with_the_run_while_it_waits_for_the_model(far: Run, host: OtherHost) -> None:
     far.queue.source = Source("http://127.0.0.1:1", "token")
     far.announce(0)
-    host.start()
+    with structlog.testing.capture_logs() as logs:
+        host.start()
+        wait_until(lambda: any("fetching them" in log["event"] for log in logs), "a try")
     far.queue.set_state("ended")
     wait_until(lambda: not host.thread.is_alive(), "the actor's end")
     assert host.error is None

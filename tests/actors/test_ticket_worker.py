@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 from blake3 import blake3
 
 from penstock.actors import ticket_worker
@@ -460,6 +461,32 @@ def test_the_end_of_the_run_ends_the_actor(a_run: Run, start_actor: StartActor) 
     a_run.queue.set_state("ended")
     actor.wait()
     assert actor.error is None
+
+
+def test_an_actor_that_joins_an_ended_run_waits_for_the_learner_that_goes_on_with_it(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.announce(0)
+    a_run.queue.set_state("ended")
+    with structlog.testing.capture_logs() as logs:
+        actor = start_actor()
+        wait_until(lambda: logs or not actor.thread.is_alive(), "it to look")
+        a_run.queue.beat(30.0, "reading data and model")
+        a_run.issue(a_run.ticket(1))
+        wait_until(lambda: a_run.groups() or not actor.thread.is_alive(), "a group")
+    assert a_run.groups()
+
+
+def test_an_actor_that_waits_for_an_ended_run_to_go_on_can_be_stopped(
+    a_run: Run, start_actor: StartActor
+) -> None:
+    a_run.queue.set_state("ended")
+    with structlog.testing.capture_logs() as logs:
+        actor = start_actor(join_timeout_s=3600.0)
+        wait_until(lambda: logs, "it to wait")
+        actor.stop()
+    assert actor.error is None
+    assert actor.engine.version is None
 
 
 def test_a_group_over_the_bound_of_the_contract_is_dead(a_run: Run, start_actor: StartActor) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from penstock.common.config.learner_settings import LearnerSettings
-from penstock.common.errors import ConfigError, ContractMismatch
+from penstock.common.errors import ConfigError, ContractMismatch, MalformedMessage
 from penstock.common.wire.contract import check_tokenizer
 from penstock.learner.data.plan import resolve_model
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.rewarders.model_process import load
-from tests.rewarders.stand_ins import make_contract, make_model_folder
+from tests.rewarders.stand_ins import make_contract, make_model_folder, reward
 
 LONG = "m" * 3000
 
@@ -31,3 +31,11 @@ def test_a_name_that_is_too_long_is_a_folder_that_does_not_exist(
         resolve_rewards(LearnerSettings(rewards=[f"model:long={LONG}"]))
     with pytest.raises(ConfigError, match="m"):
         resolve_model(LONG)
+
+
+def test_a_path_with_nul_is_no_contract(tmp_path: Path) -> None:
+    contract = make_contract(make_model_folder(tmp_path / "model"), {})
+    with pytest.raises(MalformedMessage, match="a path has the letter NUL"):
+        replace(contract, model="/models/a\0b")
+    with pytest.raises(MalformedMessage, match="a path has the letter NUL"):
+        replace(contract, rewards=(replace(reward("accuracy"), source="/a\0b.py"),))

@@ -282,6 +282,22 @@ def test_the_successor_of_a_learner_that_is_gone_for_certain_need_not_wait(run: 
     LearnerQueue(run.connection, run.keys, 2).claim("nonce", "third", 30.0, ["second", "first"])
 
 
+def test_the_next_learner_may_publish_the_same_contract(run: Run) -> None:
+    run.learner.publish_contract(b"old")
+    run.learner.beat(0.0, "leaving")
+    following = LearnerQueue(run.connection, run.keys, 2)
+
+    class Following(Silent):
+        """The next learner claims the run between two looks."""
+
+        def wait(self, _timeout_s: float) -> None:
+            following.claim("nonce", "the next one", 30.0)
+            following.beat(30.0, "loading the model")
+
+    found = wait_for_another_contract(RunView(run.connection, run.keys), b"old", 60.0, Following())  # type: ignore[arg-type]
+    assert found == b"old"
+
+
 @pytest.mark.parametrize(
     ("phase", "contract", "found"),
     [("reading data and model", b"new", b"new"), ("working", b"old", None)],

@@ -29,6 +29,7 @@ from penstock.common.wire.codec import encode
 from penstock.deploy import supervisor
 from penstock.deploy.child import Child, Report, Service
 from penstock.deploy.devices import DevicePlan, Gpus
+from penstock.deploy.scaling.link import ScaleLink
 from penstock.deploy.supervisor import LEARNER_STAGE, SERVER_STAGE, WORKER_STAGE, Limits, Supervisor
 from penstock.deploy.up import Up, _forget, queue_service, role_services
 from tests.helpers import wait_until, wait_until_written
@@ -506,6 +507,19 @@ def test_up_does_not_start_where_its_port_is_taken(
         started = Up(procfile=tmp_path / "Procfile", listen=f"127.0.0.1:{port}")
         with pytest.raises(ConfigError, match=f"at 127.0.0.1, port {port}: Address already in use"):
             started.run(lambda _: None)
+
+
+def test_workers_of_a_run_that_has_ended_may_wait_until_it_goes_on(
+    connection: Connection, run_name: str
+) -> None:
+    keys, watched = Keys(run_name), Supervisor([], {}, lambda _: None)
+    connection.execute("SET", keys.state, "ended")
+    connection.execute("HSET", keys.fence, "lease", 0)
+    link = ScaleLink(watched, lambda _: connection, run_name, lambda _: None, guest=True)
+    for state, leaves in (("ended", False), ("running", False), ("ended", True)):
+        connection.execute("SET", keys.state, state)
+        link._look()
+        assert watched._left is leaves
 
 
 def test_up_runs_some_roles_for_a_run_elsewhere_until_that_ends(

@@ -228,7 +228,7 @@ def test_a_learner_whose_predecessor_was_killed_on_this_host_takes_over_at_once(
 def test_a_tokenizer_that_differs_from_the_contract(runner, role, model):
     runner.publish_contract(model, tokenizer_hash="0" * 64)
     assert_error(
-        runner.run(role, RUN_JOIN_TIMEOUT_S="2"), 78,  # for which a rewarder waits for another contract
+        runner.run(role, RUN_JOIN_TIMEOUT_S="2"), 78,  # for which it waits for another contract
         "ContractMismatch", "differs from the learner's", "000000000000",
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import structlog
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import GROUP, Keys
@@ -21,6 +22,7 @@ from penstock.common.errors import ContractMismatch, DeadlineExceeded
 from penstock.common.monitor.snapshot import read_consumers
 from penstock.common.wire.codec import decode
 from penstock.common.wire.messages import ScoredGroup, Verdict
+from penstock.learner.streams.learner_queue import LearnerQueue
 from penstock.rewarders.filtering import NO_REWARD, NO_SPREAD
 from penstock.rewarders.scoring import _NOT_THE_ANSWERS
 from tests.helpers import LossyProxy, runs_alone, wait_until
@@ -339,9 +341,35 @@ def test_a_scored_group_is_handed_on_though_the_server_refuses_once_after_a_sign
 
 def test_the_end_of_the_run_ends_the_rewarder(run: RunUnderTest, rewarder: StartRewarder) -> None:
     with rewarder() as running:
+        run.hand_in("train:0", "4", "5")
+        run.outcomes("train", 1)
         run.queue.set_state("ended")
         running.join()
     assert running.error is None
+
+
+def test_a_rewarder_that_joins_an_ended_run_waits_for_the_learner_that_goes_on_with_it(
+    run: RunUnderTest, rewarder: StartRewarder
+) -> None:
+    """The server kept the state: all are started again at once, and the learner needs longest."""
+    run.queue.set_state("ended")
+    run.queue.beat(0.0, "leaving")
+    with structlog.testing.capture_logs() as logs, rewarder() as joining:
+        wait_until(lambda: logs or not joining.thread.is_alive(), "it to look")
+        run.queue = LearnerQueue(run.connection, run.keys, 2)
+        run.queue.claim("nonce", "the next one", 30.0)
+        run.set_up()
+        run.hand_in("train:0", "4", "5")
+        run.outcomes("train", 1)
+    assert "The run has ended. Waiting 5 s for a learner that" in logs[0]["event"]
+
+
+def test_nobody_goes_on_with_an_ended_run(run: RunUnderTest, rewarder: StartRewarder) -> None:
+    run.queue.set_state("ended")
+    with structlog.testing.capture_logs() as logs, rewarder() as joining:
+        joining.join()
+    assert joining.error is None
+    assert ["The run has ended" in log["event"] for log in logs] == [True]
 
 
 def test_a_changed_contract_is_followed(run: RunUnderTest, rewarder: StartRewarder) -> None:
