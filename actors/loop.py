@@ -129,9 +129,7 @@ def _join(
         try:
             return contract, _find_model(settings, contract, view, stopping)
         except ContractMismatch as error:
-            log.warning(
-                "This contract cannot be served; an earlier learner may have left it.", cause=str(error)
-            )
+            log.warning("This contract cannot be served; waiting for the next.", cause=str(error))
             data = wait_for_another_contract(view, data, settings.run.join_timeout_s, stopping)
             if data is None and not stopping.is_set():
                 raise

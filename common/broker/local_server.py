@@ -268,9 +268,8 @@ def check_port(host: str, port: int) -> None:
         ) from error
     if is_loopback(address) and not is_loopback(host):
         raise ConfigError(
-            f"--listen: {host} is {address} here (see /etc/hosts), and no other machine reaches that: "
-            "name the address by which they reach this machine (for learner.sbatch set PENSTOCK_HOST to "
-            f"it), or {address} if none is to come"
+            f"--listen: {host} is {address} here (see /etc/hosts), which no other machine reaches: name "
+            f"this machine's address (learner.sbatch: PENSTOCK_HOST), or {address} if none is to come"
         )
 
 

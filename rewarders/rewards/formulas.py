@@ -122,11 +122,9 @@ def same_expression(one: Any, other: Any) -> bool:
         is_equation = isinstance(equation, Eq) and not isinstance(value, Eq)
         if is_equation and not (equation.lhs.is_Symbol or isinstance(equation.lhs, AppliedUndef)):
             return False
-    are_numbers = all(isinstance(side, Expr) and side.is_number for side in (one, other))
-    if are_numbers and (verdict := _same_numbers(one, other)) is not None:
-        return verdict
-    if _differ(one, other):
-        return False
+    verdict = _same_numbers(one, other)
+    if verdict is not None or _differ(one, other):
+        return bool(verdict)
     orders = [(one, other)] if type(one) is type(other) else [(one, other), (other, one)]
     try:
         return any(verify(*order, timeout_seconds=None, raise_on_error=True) for order in orders)
@@ -136,12 +134,14 @@ def same_expression(one: Any, other: Any) -> bool:
         return False
 
 
-def _same_numbers(one: Expr, other: Expr) -> bool | None:
-    """Return whether two expressions without symbols are equal numbers; None if sympy cannot say.
+def _same_numbers(one: Any, other: Any) -> bool | None:
+    """Return whether two expressions are equal numbers; None if one is no number or sympy cannot say.
 
     Written decimals are equal if they differ by at most 5e-7, and by at most 5e-6 of the larger; others
     if sympy finds no difference. An infinity equals none. Raise MemoryError or RecursionError.
     """
+    if not all(isinstance(side, Expr) and side.is_number for side in (one, other)):
+        return None
     try:
         left, right = one.doit(), other.doit()
         if left.is_infinite or right.is_infinite or (left.is_Rational and right.is_Rational):
