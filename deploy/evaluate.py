@@ -11,6 +11,7 @@ from pydantic import Field, FilePath, NonNegativeFloat, PositiveInt
 from penstock.common.config.command import Result, ResultCommand, build
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.role_command import LearnerCommand
+from penstock.common.config.settings import at_home
 from penstock.common.config.variables import read_environment
 from penstock.common.errors import ConfigError
 from penstock.common.files.reading import parse_json, reading
@@ -113,6 +114,7 @@ def context_of(model: str, revision: str | None) -> int:
     `model` is a folder or a hub id, of which this file alone is downloaded. Raise OSError or ValueError
     if the file cannot be read, and TypeError if it is no JSON object.
     """
+    model = at_home(model)
     path = Path(model) / "config.json"
     if not os.path.isdir(model):
         from huggingface_hub import hf_hub_download

@@ -6,6 +6,8 @@ A flag wins over the environment, the environment over the file given with --env
 """
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -54,6 +56,17 @@ def read_json_map(value: object) -> object:
             f'expected a JSON map, such as {{"name": true}}, as the value of this setting: {error}'
         ) from error
     return found
+
+
+def at_home(value: Any) -> Any:
+    """Return a text or path with the home folder in place of ~ if it begins with ~/; of a list each.
+
+    In NAME=~/PLACE, as in an entry of LEARNER_REWARDS, the ~ after the = is replaced too.
+    """
+    if isinstance(value, list):
+        return [at_home(one) for one in value]
+    home = os.path.expanduser("~")
+    return type(value)(re.sub(r"(^|= *)~(?=/)", lambda found: found[1] + home, str(value)))
 
 
 JsonMap = Annotated[dict[str, Any], NoDecode, BeforeValidator(read_json_map)]
@@ -107,6 +120,8 @@ class RunSettings(Section):
     )
     disk_timeout_s: float = setting(600.0, "seconds to wait for room on a full disk", ge=0)
     log_format: Literal["text", "json"] = setting("text", "format of the log lines")
+
+    _home = field_validator("dir", "queue_password_file")(at_home)
 
     @property
     def folder(self) -> RunFolder:

@@ -20,7 +20,13 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.other_names import same_here
 from penstock.common.config.redis_url import parse_url
 from penstock.common.config.secret_file import read_secret
-from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
+from penstock.common.config.settings import (
+    ActorSettings,
+    RewarderSettings,
+    RunSettings,
+    Section,
+    at_home,
+)
 from penstock.common.errors import ConfigError
 from penstock.common.files.reading import read_text
 
@@ -135,7 +141,7 @@ def _redis_url(environment: Mapping[str, str]) -> str:
     url, file = environment.get("REDIS_URL", ""), environment.get("REDIS_URL_FILE", "")
     if url and file:
         raise ConfigError("REDIS_URL and REDIS_URL_FILE are both set, expected one; unset the other")
-    return read_secret(Path(file), "REDIS_URL_FILE") if file else url
+    return read_secret(at_home(Path(file)), "REDIS_URL_FILE") if file else url
 
 
 def environment_of(settings: BaseModel) -> dict[str, str]:

@@ -95,6 +95,22 @@ def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.rewards, found.reward_weights) == (["accuracy", "format"], [1.0, 0.5])
 
 
+def test_a_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my.env").write_text(
+        "RUN_DIR=~/runs\nLEARNER_DATASET=a.jsonl,~/b.jsonl#5\nLEARNER_MODEL=~/model\n"
+        "LEARNER_REWARDS=~/r.py:f,model:g=~/rm,accuracy\nREDIS_URL_FILE=~/url\n"
+    )
+    (tmp_path / "url").write_text("redis://far")
+    (tmp_path / "url").chmod(0o600)
+    found = load(LearnerCommand, "learner", ["--env-file", str(tmp_path / "my.env")])
+    assert found.run.dir == tmp_path / "runs"
+    assert found.learner.dataset == ["a.jsonl", f"{tmp_path}/b.jsonl#5"]
+    assert found.learner.model == f"{tmp_path}/model"
+    assert found.learner.rewards == [f"{tmp_path}/r.py:f", f"model:g={tmp_path}/rm", "accuracy"]
+    assert found.redis_url == "redis://far"
+
+
 @pytest.mark.parametrize(
     ("wrong", "nearest"),
     [
