@@ -31,6 +31,9 @@ _TRAINING = {
 }  # fmt: skip
 """The variables of a training set, as if there were none."""
 
+_OTHER_REWARDS = {"LEARNER_REWARD_WEIGHTS": "", "LEARNER_METRIC_FOR_BEST_MODEL": ""}
+"""Variables that belong to the rewards of a training run, as if they were not set."""
+
 _LENGTHS = ("LEARNER_MAX_PROMPT_LENGTH", "LEARNER_MAX_COMPLETION_LENGTH")
 
 
@@ -60,13 +63,17 @@ class Evaluate(ResultCommand):
         The run's processes are those of `penstock up`, and have ended on return. The flags,
         LEARNER_EVALUATE_ONLY=true, no training set and fitting lengths are set as variables of this
         process. With --json the processes'
-        lines go to standard error. Raise ConfigError if the run exists already or a setting is wrong,
-        RunTaken if a `penstock up` has the run.
+        lines go to standard error. --rewards leaves no weights of others, nor a metric. Raise ConfigError
+        if no questions are named, if the run exists already or a setting is wrong, RunTaken if a
+        `penstock up` has the run.
         """
         given = {variable: getattr(self, flag) for flag, variable in _VARIABLES.items()}
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})
         os.environ |= {"LEARNER_EVALUATE_ONLY": "true", "LEARNER_RESUME": "auto"}
+        os.environ.update(_OTHER_REWARDS if self.rewards else {})
         variables = read_environment(self.env_file)
+        if not (variables.get("LEARNER_EVAL_DATASET") or variables.get("LEARNER_EVAL_HOLDOUT")):
+            raise ConfigError("--dataset is missing: name the questions, or set LEARNER_EVAL_DATASET")
         os.environ.update(_TRAINING if variables.get("LEARNER_EVAL_DATASET") else {})
         fitting = fitting_lengths(variables)
         os.environ.update({name: str(length) for name, length in fitting.items()})
