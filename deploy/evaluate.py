@@ -62,10 +62,9 @@ class Evaluate(ResultCommand):
 
         The run's processes are those of `penstock up`, and have ended on return. The flags,
         LEARNER_EVALUATE_ONLY=true, no training set and fitting lengths are set as variables of this
-        process. With --json the processes'
-        lines go to standard error. --rewards leaves no weights of others, nor a metric. Raise ConfigError
-        if no questions are named, if the run exists already or a setting is wrong, RunTaken if a
-        `penstock up` has the run.
+        process. --rewards leaves no weights of others, nor a metric. With --json the processes' lines go
+        to standard error. Raise ConfigError if no questions are named, if the run exists already or a
+        setting is wrong, RunTaken if a `penstock up` has the run.
         """
         given = {variable: getattr(self, flag) for flag, variable in _VARIABLES.items()}
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})

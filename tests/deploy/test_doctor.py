@@ -375,6 +375,29 @@ def test_warnings_alone_give_exit_code_0(place):
     assert [one.severity for one in place.find()] == ["warning"]
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"LEARNER_MODEL": ""}, "LEARNER_MODEL is not set"),
+        ({"LEARNER_MODEL": "./nowhere"}, "LEARNER_MODEL=./nowhere: no such folder is there"),
+        ({"LEARNER_MODEL": "empty"}, "LEARNER_MODEL=empty: no *.safetensors is there"),
+        ({"LEARNER_DATASET": ""}, "LEARNER_DATASET is not set"),
+        ({"LEARNER_DATASET": "train.jsonl,a.jsonl#5"}, "LEARNER_DATASET=a.jsonl#5: no such file"),
+        ({"LEARNER_DATASET": "parts/*.parquet"}, "LEARNER_DATASET=parts/*.parquet: no such file"),
+        ({"LEARNER_EVAL_DATASET": "/no/where"}, "LEARNER_EVAL_DATASET=/no/where: no such file"),
+    ],
+)
+def test_an_input_that_is_not_there_is_found_at_once(place, values, words):
+    (place.folder / "empty").mkdir()
+    place.replace(**values)
+    assert any(one.found.startswith(words) for one in place.find() if one.severity == "error")
+
+
+def test_a_quick_look_takes_hub_ids_as_they_are(place):
+    place.replace(LEARNER_MODEL="gpt2", LEARNER_DATASET="openai/gsm8k:main@e53f048#500,train.jsonl#3")
+    assert [one.severity for one in place.find()] == ["info"]
+
+
 @pytest.mark.parametrize(("url", "words"), [
     ("redis://:a@b@host", "REDIS_URL"), ("unix://:wrong@{path}", "refused the login"),
 ])  # fmt: skip
