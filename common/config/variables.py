@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from io import StringIO
 from pathlib import Path
 
-from dotenv import dotenv_values
+from dotenv.parser import Binding, parse_stream
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -64,32 +64,73 @@ def field_of(variable: str) -> FieldInfo:
     return SECTIONS[prefix].model_fields[name.lower()]
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Raise ConfigError for the first of `names`, sorted, that should be a setting's but is none.
+def check_names(names: Iterable[str], env_file: Path | str | None = None) -> None:
+    """Raise ConfigError for those of `names` that should be a setting's but are none, a line for each.
 
-    Such a name begins with RUN_, LEARNER_, ACTOR_ or REWARDER_. The error has the nearest known name, or
-    ours for a setting of TRL, verl, ms-swift or prime-rl.
-    Names that Kubernetes sets, such as LEARNER_PORT and LEARNER_SERVICE_HOST, pass.
+    Such a name begins with RUN_, LEARNER_, ACTOR_ or REWARDER_. A line has the nearest known name, or
+    ours for a setting of TRL, verl, ms-swift or prime-rl, and says whether this process or `env_file`
+    has the name. Names that Kubernetes sets, such as LEARNER_PORT and LEARNER_SERVICE_HOST, pass.
     """
     known = variables()
+    lines = []
     for name in sorted(set(names).difference(known)):
         prefix, underscore, setting = name.partition("_")
         if prefix in SECTIONS and underscore and not _KUBERNETES.search(name):
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "docs/configuration.md lists the names"
-            raise ConfigError(f"unknown variable {name}: {same_here(setting) or hint}")
+            place = f" (in {env_file}: correct or delete it there)" if env_file else ""
+            if name in os.environ:
+                place = f" (set in this process: correct it, or type `unset {name}`)"
+            lines.append(f"unknown variable {name}: {same_here(setting) or hint}{place}")
+    if lines:
+        raise ConfigError("\n".join(lines))
 
 
 def read_environment(env_file: Path | str | None) -> dict[str, str]:
     """Return the variables of the file `env_file`, if given, and of this process, which win.
 
-    A line of the file with a name and no `=` gives no variable, and neither does a file that is missing.
-    Raise ConfigError if the file cannot be read, or is not UTF-8.
+    A file that is missing gives none. Values are taken as they are: ${NAME} is not replaced. Raise
+    ConfigError if the file cannot be read or is not UTF-8, and for its lines that set no variable or a
+    setting's name in small letters.
     """
     path = Path(env_file or "")
-    text = read_text(path, f"--env-file {path}") if path.is_file() else ""
-    from_file = dotenv_values(stream=StringIO(text))
-    return {name: value for name, value in from_file.items() if value is not None} | dict(os.environ)
+    found = lines_of(path) if path.is_file() else []
+    faults = [
+        f"{path}, line {line}: {_begin(binding)} sets no variable, expected NAME=VALUE"
+        for line, binding in found
+        if binding.error or (binding.key is not None and binding.value is None)
+    ]
+    faults += [
+        f"{path}, line {line}: {binding.key} is no setting, expected {binding.key.upper()}"
+        for line, binding in found
+        if binding.key and binding.key != binding.key.upper() and binding.key.upper() in variables()
+    ]
+    if faults:
+        raise ConfigError("\n".join([*faults, "Correct these lines, or write # before them"]))
+    return values_in(found) | dict(os.environ)
+
+
+def _begin(binding: Binding) -> str:
+    """Return the word with which a line begins. The rest may be a password."""
+    return re.sub(r"(?s)\W.*", " ...", binding.original.string.strip())
+
+
+def lines_of(path: Path) -> list[tuple[int, Binding]]:
+    """Return what a file of variables has, comments too, each with the number of its line, from 1.
+
+    Raise ConfigError if the file cannot be read or is not UTF-8.
+    """
+    found = []
+    for binding in parse_stream(StringIO(read_text(path, f"--env-file {path}"))):
+        text = binding.original.string
+        blank = text[: len(text) - len(text.lstrip())].count("\n")  # the parser counts from there
+        found.append((binding.original.line + blank, binding))
+    return found
+
+
+def values_in(lines: Iterable[tuple[int, Binding]]) -> dict[str, str]:
+    """Return the variables by name that lines as of `lines_of` set; the last line counts."""
+    return {one.key: one.value for _, one in lines if one.key and one.value is not None}
 
 
 def origins_of(names: Iterable[str], env_file: Path | None) -> dict[str, str]:
@@ -100,7 +141,7 @@ def origins_of(names: Iterable[str], env_file: Path | None) -> dict[str, str]:
     """
     flags = {word.partition("=")[0] for word in sys.argv[1:]}
     shared = Path(os.environ.get(UP_ENV_FILE, ""))
-    given = dotenv_values(shared) if shared.is_file() else {}
+    given = values_in(lines_of(shared)) if shared.is_file() else {}
     found = {}
     for name in names:
         section, _, setting = name.lower().partition("_")
@@ -113,14 +154,17 @@ def origins_of(names: Iterable[str], env_file: Path | None) -> dict[str, str]:
     return found
 
 
-def values_of(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str, object]:
+def values_of(
+    kind: type[BaseModel], environment: Mapping[str, str], env_file: Path | str | None = None
+) -> dict[str, object]:
     """Return the values that variables give to the sections and the `redis_url` of the command `kind`.
 
-    `environment` has the variables by name. A map of texts by section holds what is set: with
+    `environment` has the variables by name; those that are not this process's are of `env_file`. A map
+    of texts by section holds what is set: with
     LEARNER_MAX_STEPS=100 alone {"learner": {"max_steps": "100"}, "run": {}, "redis_url": ""} for a
     command with these fields. Raise ConfigError for an unknown variable or an unreadable REDIS_URL_FILE.
     """
-    check_names(environment)
+    check_names(environment, env_file)
     found: dict[str, object] = {"redis_url": _redis_url(environment)}
     for prefix, section in SECTIONS.items():
         variable_of = {name: f"{prefix}_{name.upper()}" for name in section.model_fields}

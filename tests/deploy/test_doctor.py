@@ -254,14 +254,14 @@ def test_remedies_of_several_lines_can_be_typed_one_after_the_other(place):
     before = place.env.read_text()
     first = before.count("\n") + 1
     place.write(
-        "LEARNER_BETA 0.1\nLEARNER_SEED=1\nLEARNER_BETA 0.2\nLEARNER_SEED=2\nLEARNER_EPSILON=0.3\n"
+        "  \nLEARNER_BETA 0.1\nLEARNER_SEED=1\nLEARNER_BETA 0.2\nLEARNER_SEED=2\nLEARNER_EPSILON=0.3\n"
     )
     found = [one for one in place.find() if one.check == "lines"]
     assert len(found) == 3
     for one in found:
         place.apply(one.remedy)
     assert [one for one in place.find() if one.check == "lines"] == []
-    assert place.env.read_text().splitlines()[first - 1 :] == [
+    assert place.env.read_text().splitlines()[first:] == [
         "# LEARNER_BETA 0.1", "# LEARNER_SEED=1", "# LEARNER_BETA 0.2", "LEARNER_SEED=2",
         "LEARNER_EPSILON=0.3",
     ]  # fmt: skip
