@@ -11,10 +11,9 @@ from pydantic import Field, FilePath, NonNegativeFloat, PositiveInt
 from penstock.common.config.command import Result, ResultCommand, build
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.role_command import LearnerCommand
-from penstock.common.config.settings import at_home
 from penstock.common.config.variables import read_environment
 from penstock.common.errors import ConfigError
-from penstock.common.files.reading import parse_json, reading
+from penstock.common.files.reading import at_home, parse_json, reading
 from penstock.common.text import one_line
 from penstock.deploy.up import Printer, Up
 
@@ -30,9 +29,6 @@ _TRAINING = {
     "LEARNER_EVAL_HOLDOUT": "0",
 }  # fmt: skip
 """The variables of a training set, as if there were none."""
-
-_OTHER_REWARDS = {"LEARNER_REWARD_WEIGHTS": "", "LEARNER_METRIC_FOR_BEST_MODEL": ""}
-"""Variables that belong to the rewards of a training run, as if they were not set."""
 
 _LENGTHS = ("LEARNER_MAX_PROMPT_LENGTH", "LEARNER_MAX_COMPLETION_LENGTH")
 
@@ -69,7 +65,8 @@ class Evaluate(ResultCommand):
         given = {variable: getattr(self, flag) for flag, variable in _VARIABLES.items()}
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})
         os.environ |= {"LEARNER_EVALUATE_ONLY": "true", "LEARNER_RESUME": "auto"}
-        os.environ.update(_OTHER_REWARDS if self.rewards else {})
+        if self.rewards:
+            os.environ |= {"LEARNER_REWARD_WEIGHTS": "", "LEARNER_METRIC_FOR_BEST_MODEL": ""}
         variables = read_environment(self.env_file)
         if not (variables.get("LEARNER_EVAL_DATASET") or variables.get("LEARNER_EVAL_HOLDOUT")):
             raise ConfigError("--dataset is missing: name the questions, or set LEARNER_EVAL_DATASET")

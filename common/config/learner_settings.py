@@ -7,16 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, field_validator, model_validator
 
 from penstock.common.config.device import resolve_dtype, resolve_logprob_chunk
-from penstock.common.config.settings import (
-    JsonMap,
-    Names,
-    Numbers,
-    PositiveNumbers,
-    Section,
-    at_home,
-    setting,
-)
+from penstock.common.config.settings import JsonMap, Names, Numbers, PositiveNumbers, Section, setting
 from penstock.common.errors import MalformedMessage
+from penstock.common.files.reading import at_home
 from penstock.common.own_code import split_source
 from penstock.common.wire.generation import check_generation, sampling_options
 from penstock.common.wire.limits import (

@@ -6,8 +6,6 @@ A flag wins over the environment, the environment over the file given with --env
 """
 
 import json
-import os
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,7 +21,7 @@ from pydantic import (
 from pydantic_settings import NoDecode
 
 from penstock.common.config.engine_args import check_engine_args
-from penstock.common.files.reading import parse_json
+from penstock.common.files.reading import at_home, parse_json
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.plain import brief
 
@@ -56,17 +54,6 @@ def read_json_map(value: object) -> object:
             f'expected a JSON map, such as {{"name": true}}, as the value of this setting: {error}'
         ) from error
     return found
-
-
-def at_home(value: Any) -> Any:
-    """Return a text or path with the home folder in place of ~ if it begins with ~/; of a list each.
-
-    In NAME=~/PLACE, as in an entry of LEARNER_REWARDS, the ~ after the = is replaced too.
-    """
-    if isinstance(value, list):
-        return [at_home(one) for one in value]
-    home = os.path.expanduser("~")
-    return type(value)(re.sub(r"(^|= *)~(?=/)", lambda found: found[1] + home, str(value)))
 
 
 JsonMap = Annotated[dict[str, Any], NoDecode, BeforeValidator(read_json_map)]

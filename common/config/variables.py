@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from io import StringIO
 from pathlib import Path
 
+from dotenv import dotenv_values
 from dotenv.parser import Binding, parse_stream
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -20,15 +21,9 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.other_names import same_here
 from penstock.common.config.redis_url import parse_url
 from penstock.common.config.secret_file import read_secret
-from penstock.common.config.settings import (
-    ActorSettings,
-    RewarderSettings,
-    RunSettings,
-    Section,
-    at_home,
-)
+from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
 from penstock.common.errors import ConfigError
-from penstock.common.files.reading import read_text
+from penstock.common.files.reading import at_home, read_text
 
 SECTIONS: dict[str, type[Section]] = {
     "RUN": RunSettings, "LEARNER": LearnerSettings, "ACTOR": ActorSettings, "REWARDER": RewarderSettings
@@ -86,51 +81,39 @@ def check_names(names: Iterable[str], env_file: Path | str | None = None) -> Non
         raise ConfigError("\n".join(lines))
 
 
-def read_environment(env_file: Path | str | None) -> dict[str, str]:
+def read_environment(env_file: Path | str | None, strict: bool = True) -> dict[str, str]:
     """Return the variables of the file `env_file`, if given, and of this process, which win.
 
     A file that is missing gives none. Values are taken as they are: ${NAME} is not replaced. Raise
-    ConfigError if the file cannot be read or is not UTF-8, and for its lines that set no variable or a
-    setting's name in small letters.
+    ConfigError if the file cannot be read or is not UTF-8 and, if `strict`, for its lines that set no
+    variable, or a setting's name in small letters.
     """
     path = Path(env_file or "")
     found = lines_of(path) if path.is_file() else []
-    faults = [
-        f"{path}, line {line}: {_begin(binding)} sets no variable, expected NAME=VALUE"
-        for line, binding in found
-        if binding.error or (binding.key is not None and binding.value is None)
-    ]
-    faults += [
-        f"{path}, line {line}: {binding.key} is no setting, expected {binding.key.upper()}"
-        for line, binding in found
-        if binding.key and binding.key != binding.key.upper() and binding.key.upper() in variables()
-    ]
-    if faults:
+    faults = [f"{path}, line {line}: {fault}" for line, one in found if (fault := _fault_of(one))]
+    if faults and strict:
         raise ConfigError("\n".join([*faults, "Correct these lines, or write # before them"]))
-    return values_in(found) | dict(os.environ)
-
-
-def _begin(binding: Binding) -> str:
-    """Return the word with which a line begins. The rest may be a password."""
-    return re.sub(r"(?s)\W.*", " ...", binding.original.string.strip())
+    return {at.key: at.value for _, at in found if at.key and at.value is not None} | dict(os.environ)
 
 
 def lines_of(path: Path) -> list[tuple[int, Binding]]:
-    """Return what a file of variables has, comments too, each with the number of its line, from 1.
-
-    Raise ConfigError if the file cannot be read or is not UTF-8.
-    """
+    """Return a file's variables and comments by line. Raise ConfigError if it cannot be read."""
     found = []
-    for binding in parse_stream(StringIO(read_text(path, f"--env-file {path}"))):
-        text = binding.original.string
+    for one in parse_stream(StringIO(read_text(path, f"--env-file {path}"))):
+        text = one.original.string
         blank = text[: len(text) - len(text.lstrip())].count("\n")  # the parser counts from there
-        found.append((binding.original.line + blank, binding))
+        found.append((one.original.line + blank, one))
     return found
 
 
-def values_in(lines: Iterable[tuple[int, Binding]]) -> dict[str, str]:
-    """Return the variables by name that lines as of `lines_of` set; the last line counts."""
-    return {one.key: one.value for _, one in lines if one.key and one.value is not None}
+def _fault_of(line: Binding) -> str:
+    """Return why a line is refused, or "". Of the line only its first word is shown: no password."""
+    name = line.key or ""
+    if line.error or (name and line.value is None):
+        begin = re.sub(r"(?s)\W.*", " ...", line.original.string.strip())
+        return f"{begin} sets no variable, expected NAME=VALUE"
+    meant = name.upper()
+    return f"{name} is no setting, expected {meant}" if name != meant and meant in variables() else ""
 
 
 def origins_of(names: Iterable[str], env_file: Path | None) -> dict[str, str]:
@@ -141,7 +124,7 @@ def origins_of(names: Iterable[str], env_file: Path | None) -> dict[str, str]:
     """
     flags = {word.partition("=")[0] for word in sys.argv[1:]}
     shared = Path(os.environ.get(UP_ENV_FILE, ""))
-    given = values_in(lines_of(shared)) if shared.is_file() else {}
+    given = dotenv_values(shared, interpolate=False) if shared.is_file() else {}
     found = {}
     for name in names:
         section, _, setting = name.lower().partition("_")
@@ -159,8 +142,7 @@ def values_of(
 ) -> dict[str, object]:
     """Return the values that variables give to the sections and the `redis_url` of the command `kind`.
 
-    `environment` has the variables by name; those that are not this process's are of `env_file`. A map
-    of texts by section holds what is set: with
+    `environment` has this process's variables and those of `env_file`. The result has what is set: with
     LEARNER_MAX_STEPS=100 alone {"learner": {"max_steps": "100"}, "run": {}, "redis_url": ""} for a
     command with these fields. Raise ConfigError for an unknown variable or an unreadable REDIS_URL_FILE.
     """

@@ -10,39 +10,28 @@ from penstock.deploy.doctor.finding import Finding
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _FILE = re.compile(r"\.((jsonl|ndjson|json|csv|tsv)(\.gz)?|parquet|arrow)", re.IGNORECASE)
-_MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors")
 
 
 def check_inputs(learner: LearnerSettings) -> Iterator[Finding]:
-    """Yield an error per required setting that is empty, and for an absent model or data set.
-
-    No file is read. What may be an id of the hub is not looked up.
-    """
-    if not learner.model:
-        yield _error("LEARNER_MODEL is not set", "LEARNER_MODEL=FOLDER or a hub id")
-    elif Path(learner.model).is_dir():
-        for name in _MODEL_FILES:
-            if not any(Path(learner.model).glob(name)):
-                yield _error(f"LEARNER_MODEL={learner.model}: no {name} is there", "a complete folder")
-    elif not _HUB_ID.fullmatch(learner.model):
-        yield _error(f"LEARNER_MODEL={learner.model}: no such folder is there", "the model's folder")
+    """Yield an error per required setting that is empty, and for an absent model or data set."""
+    model, faults = learner.model, []
+    if model and Path(model).is_dir():
+        names = ("config.json", "tokenizer.json", "*.safetensors")
+        lacking = [name for name in names if not any(Path(model).glob(name))]
+        faults = [f"LEARNER_MODEL={model}: no {name} is there" for name in lacking]
+    elif not _HUB_ID.fullmatch(model):
+        faults = [f"LEARNER_MODEL={model}: no such folder" if model else "LEARNER_MODEL is not set"]
     if not (learner.dataset or learner.evaluate_only):
-        yield _error("LEARNER_DATASET is not set", "LEARNER_DATASET=FILE, a folder or a hub id")
+        faults.append("LEARNER_DATASET is not set")
     for variable in ("dataset", "eval_dataset"):
-        for name in getattr(learner, variable):
-            if not _may_exist(name.rpartition("#")[0] or name):
-                found = f"LEARNER_{variable.upper()}={name}: no such file or folder is there"
-                yield _error(found, "the file, or copy it there")
+        absent = [name for name in getattr(learner, variable) if not _may_exist(name)]
+        faults += [f"LEARNER_{variable.upper()}={name}: no such file or folder" for name in absent]
+    why, remedy = "the learner refuses to start", "do: name what is there, or copy it there"
+    yield from (Finding("inputs", "error", fault, why, remedy) for fault in faults)
 
 
-def _error(found: str, expected: str) -> Finding:
-    """Return the error that an input is missing; `expected` is what to name."""
-    return Finding("inputs", "error", found, "the learner refuses to start", f"do: name {expected}")
-
-
-def _may_exist(name: str) -> bool:
-    """Return whether a data set of this name is on this machine, or may be an id of the hub."""
-    if Path(name).exists() or (has_magic(name) and glob(name, recursive=True)):
-        return True
-    hub_id = re.split("[:@]", name, maxsplit=1)[0]
-    return bool(_HUB_ID.fullmatch(hub_id)) and not _FILE.search(name)
+def _may_exist(source: str) -> bool:
+    """Return whether the data set NAME[#COUNT] is on this machine, or may be an id of the hub."""
+    name = source.rpartition("#")[0] or source
+    may_be_id = _HUB_ID.fullmatch(re.split("[:@]", name, maxsplit=1)[0]) and not _FILE.search(name)
+    return bool(may_be_id or Path(name).exists() or (has_magic(name) and glob(name, recursive=True)))

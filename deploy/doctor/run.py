@@ -1,6 +1,5 @@
 """`penstock doctor`: the command. It looks at everything that a run needs, and starts none."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from pydantic_settings import BaseSettings, CliToggleFlag, PydanticBaseSettingsS
 
 from penstock.common.config.command import Result
 from penstock.common.config.device import has_gpu
-from penstock.common.config.variables import lines_of, values_in
+from penstock.common.config.variables import read_environment
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.deploy.check import Check
 from penstock.deploy.doctor.environment import check_cores, check_gpu, check_packages, check_python
@@ -78,8 +77,7 @@ class Doctor(Check):
         Checks that need settings are left out if these are wrong. Raise ConfigError if the file of
         --env-file cannot be read.
         """
-        given = values_in(lines_of(self.env_file)) if self.env_file else {}
-        environment = given | dict(os.environ)  # read_environment refuses lines that are found here
+        environment = read_environment(self.env_file, strict=False)
         machine = read_machine()
         names = list(check_variables(environment, self.env_file))
         settings, wrong = read_settings(environment, self.env_file)

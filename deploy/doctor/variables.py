@@ -12,14 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.common.config.command import mistake
-from penstock.common.config.variables import (
-    SECTIONS,
-    check_names,
-    lines_of,
-    values_in,
-    values_of,
-    variables,
-)
+from penstock.common.config.variables import SECTIONS, check_names, lines_of, values_of, variables
 from penstock.common.errors import ConfigError
 from penstock.deploy.doctor.finding import Finding
 from penstock.deploy.doctor.settings import Settings
@@ -91,8 +84,7 @@ def _check_name(name: str, environment: Mapping[str, str], env_file: Path | None
     near = next(iter(difflib.get_close_matches(meant, known, n=1, cutoff=_NEAR)), "")
     if not near and meant != name:
         near = next((f"{part}_{meant}" for part in SECTIONS if f"{part}_{meant}" in known), "")
-    lower = name not in os.environ and name.upper() in variables()  # in the file
-    refused = lower or not _is_known(name)
+    refused = (name.upper() in variables() and name not in os.environ) or not _is_known(name)
     if refused:
         near = near or next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), "")
     if not (refused or near):
@@ -138,7 +130,7 @@ def _check_file(path: Path) -> Iterator[Finding]:
     seen: dict[str, tuple[str | None, int]] = {}
     for line, binding in lines:
         yield from _check_line(binding, line, seen, path)
-    values = values_in(lines)
+    values = {one.key: one.value for _, one in lines if one.key}
     for name in (*variables(), *_URLS):
         value, other = values.get(name), os.environ.get(name)
         if None not in (value, other) and value != other:
