@@ -13,7 +13,7 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.role_command import LearnerCommand
 from penstock.common.config.variables import read_environment
 from penstock.common.errors import ConfigError
-from penstock.common.files.reading import parse_json, reading
+from penstock.common.files.reading import at_home, parse_json, reading
 from penstock.common.text import one_line
 from penstock.deploy.up import Printer, Up
 
@@ -58,14 +58,18 @@ class Evaluate(ResultCommand):
 
         The run's processes are those of `penstock up`, and have ended on return. The flags,
         LEARNER_EVALUATE_ONLY=true, no training set and fitting lengths are set as variables of this
-        process. With --json the processes'
-        lines go to standard error. Raise ConfigError if the run exists already or a setting is wrong,
-        RunTaken if a `penstock up` has the run.
+        process. --rewards leaves no weights of others, nor a metric. With --json the processes' lines go
+        to standard error. Raise ConfigError if no questions are named, if the run exists already or a
+        setting is wrong, RunTaken if a `penstock up` has the run.
         """
         given = {variable: getattr(self, flag) for flag, variable in _VARIABLES.items()}
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})
         os.environ |= {"LEARNER_EVALUATE_ONLY": "true", "LEARNER_RESUME": "auto"}
+        if self.rewards:
+            os.environ |= {"LEARNER_REWARD_WEIGHTS": "", "LEARNER_METRIC_FOR_BEST_MODEL": ""}
         variables = read_environment(self.env_file)
+        if not (variables.get("LEARNER_EVAL_DATASET") or variables.get("LEARNER_EVAL_HOLDOUT")):
+            raise ConfigError("--dataset is missing: name the questions, or set LEARNER_EVAL_DATASET")
         os.environ.update(_TRAINING if variables.get("LEARNER_EVAL_DATASET") else {})
         fitting = fitting_lengths(variables)
         os.environ.update({name: str(length) for name, length in fitting.items()})
@@ -113,6 +117,7 @@ def context_of(model: str, revision: str | None) -> int:
     `model` is a folder or a hub id, of which this file alone is downloaded. Raise OSError or ValueError
     if the file cannot be read, and TypeError if it is no JSON object.
     """
+    model = at_home(model)
     path = Path(model) / "config.json"
     if not os.path.isdir(model):
         from huggingface_hub import hf_hub_download

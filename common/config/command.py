@@ -69,7 +69,8 @@ class Command(BaseSettings):
         given = init_settings()
         if "env_file" not in cls.model_fields or given.get("words"):
             return (init_settings,)
-        found = values_of(cls, read_environment(given.get("env_file")))
+        env_file = given.get("env_file")
+        found = values_of(cls, read_environment(env_file), env_file)
         return init_settings, InitSettingsSource(cls, found)
 
     @classmethod

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, field_validator, model_val
 from penstock.common.config.device import resolve_dtype, resolve_logprob_chunk
 from penstock.common.config.settings import JsonMap, Names, Numbers, PositiveNumbers, Section, setting
 from penstock.common.errors import MalformedMessage
+from penstock.common.files.reading import at_home
 from penstock.common.own_code import split_source
 from penstock.common.wire.generation import check_generation, sampling_options
 from penstock.common.wire.limits import (
@@ -440,6 +441,10 @@ class LearnerSettings(
     TrainingSettings,
 ):  # fmt: skip
     """LEARNER_*: the training; hyper-parameters have TRL's names."""
+
+    _home = field_validator(
+        "model", "dataset", "eval_dataset", "rewards", "tools", "environment", "agent", "loss", "resume"
+    )(at_home)
 
     @model_validator(mode="after")
     def _data_sets_fit(self) -> "LearnerSettings":

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_settings import NoDecode
 
 from penstock.common.config.engine_args import check_engine_args
-from penstock.common.files.reading import parse_json
+from penstock.common.files.reading import at_home, parse_json
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.plain import brief
 
@@ -107,6 +107,8 @@ class RunSettings(Section):
     )
     disk_timeout_s: float = setting(600.0, "seconds to wait for room on a full disk", ge=0)
     log_format: Literal["text", "json"] = setting("text", "format of the log lines")
+
+    _home = field_validator("dir", "queue_password_file")(at_home)
 
     @property
     def folder(self) -> RunFolder:

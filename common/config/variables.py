@@ -13,6 +13,7 @@ from io import StringIO
 from pathlib import Path
 
 from dotenv import dotenv_values
+from dotenv.parser import Binding, parse_stream
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -22,7 +23,7 @@ from penstock.common.config.redis_url import parse_url
 from penstock.common.config.secret_file import read_secret
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
 from penstock.common.errors import ConfigError
-from penstock.common.files.reading import read_text
+from penstock.common.files.reading import at_home, read_text
 
 SECTIONS: dict[str, type[Section]] = {
     "RUN": RunSettings, "LEARNER": LearnerSettings, "ACTOR": ActorSettings, "REWARDER": RewarderSettings
@@ -58,32 +59,61 @@ def field_of(variable: str) -> FieldInfo:
     return SECTIONS[prefix].model_fields[name.lower()]
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Raise ConfigError for the first of `names`, sorted, that should be a setting's but is none.
+def check_names(names: Iterable[str], env_file: Path | str | None = None) -> None:
+    """Raise ConfigError for those of `names` that should be a setting's but are none, a line for each.
 
-    Such a name begins with RUN_, LEARNER_, ACTOR_ or REWARDER_. The error has the nearest known name, or
-    ours for a setting of TRL, verl, ms-swift or prime-rl.
-    Names that Kubernetes sets, such as LEARNER_PORT and LEARNER_SERVICE_HOST, pass.
+    Such a name begins with RUN_, LEARNER_, ACTOR_ or REWARDER_. A line has the nearest known name, or
+    ours for a setting of TRL, verl, ms-swift or prime-rl, and says whether this process or `env_file`
+    has the name. Names that Kubernetes sets, such as LEARNER_PORT and LEARNER_SERVICE_HOST, pass.
     """
     known = variables()
+    lines = []
     for name in sorted(set(names).difference(known)):
         prefix, underscore, setting = name.partition("_")
         if prefix in SECTIONS and underscore and not _KUBERNETES.search(name):
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "docs/configuration.md lists the names"
-            raise ConfigError(f"unknown variable {name}: {same_here(setting) or hint}")
+            place = f" (in {env_file}: correct or delete it there)" if env_file else ""
+            if name in os.environ:
+                place = f" (set in this process: correct it, or type `unset {name}`)"
+            lines.append(f"unknown variable {name}: {same_here(setting) or hint}{place}")
+    if lines:
+        raise ConfigError("\n".join(lines))
 
 
-def read_environment(env_file: Path | str | None) -> dict[str, str]:
+def read_environment(env_file: Path | str | None, strict: bool = True) -> dict[str, str]:
     """Return the variables of the file `env_file`, if given, and of this process, which win.
 
-    A line of the file with a name and no `=` gives no variable, and neither does a file that is missing.
-    Raise ConfigError if the file cannot be read, or is not UTF-8.
+    A file that is missing gives none. Values are taken as they are: ${NAME} is not replaced. Raise
+    ConfigError if the file cannot be read or is not UTF-8 and, if `strict`, for its lines that set no
+    variable, or a setting's name in small letters.
     """
     path = Path(env_file or "")
-    text = read_text(path, f"--env-file {path}") if path.is_file() else ""
-    from_file = dotenv_values(stream=StringIO(text))
-    return {name: value for name, value in from_file.items() if value is not None} | dict(os.environ)
+    found = lines_of(path) if path.is_file() else []
+    faults = [f"{path}, line {line}: {fault}" for line, one in found if (fault := _fault_of(one))]
+    if faults and strict:
+        raise ConfigError("\n".join([*faults, "Correct these lines, or write # before them"]))
+    return {at.key: at.value for _, at in found if at.key and at.value is not None} | dict(os.environ)
+
+
+def lines_of(path: Path) -> list[tuple[int, Binding]]:
+    """Return a file's variables and comments by line. Raise ConfigError if it cannot be read."""
+    found = []
+    for one in parse_stream(StringIO(read_text(path, f"--env-file {path}"))):
+        text = one.original.string
+        blank = text[: len(text) - len(text.lstrip())].count("\n")  # the parser counts from there
+        found.append((one.original.line + blank, one))
+    return found
+
+
+def _fault_of(line: Binding) -> str:
+    """Return why a line is refused, or "". Of the line only its first word is shown: no password."""
+    name = line.key or ""
+    if line.error or (name and line.value is None):
+        begin = re.sub(r"(?s)\W.*", " ...", line.original.string.strip())
+        return f"{begin} sets no variable, expected NAME=VALUE"
+    meant = name.upper()
+    return f"{name} is no setting, expected {meant}" if name != meant and meant in variables() else ""
 
 
 def origins_of(names: Iterable[str], env_file: Path | None) -> dict[str, str]:
@@ -94,7 +124,7 @@ def origins_of(names: Iterable[str], env_file: Path | None) -> dict[str, str]:
     """
     flags = {word.partition("=")[0] for word in sys.argv[1:]}
     shared = Path(os.environ.get(UP_ENV_FILE, ""))
-    given = dotenv_values(shared) if shared.is_file() else {}
+    given = dotenv_values(shared, interpolate=False) if shared.is_file() else {}
     found = {}
     for name in names:
         section, _, setting = name.lower().partition("_")
@@ -107,14 +137,16 @@ def origins_of(names: Iterable[str], env_file: Path | None) -> dict[str, str]:
     return found
 
 
-def values_of(kind: type[BaseModel], environment: Mapping[str, str]) -> dict[str, object]:
+def values_of(
+    kind: type[BaseModel], environment: Mapping[str, str], env_file: Path | str | None = None
+) -> dict[str, object]:
     """Return the values that variables give to the sections and the `redis_url` of the command `kind`.
 
-    `environment` has the variables by name. A map of texts by section holds what is set: with
+    `environment` has this process's variables and those of `env_file`. The result has what is set: with
     LEARNER_MAX_STEPS=100 alone {"learner": {"max_steps": "100"}, "run": {}, "redis_url": ""} for a
     command with these fields. Raise ConfigError for an unknown variable or an unreadable REDIS_URL_FILE.
     """
-    check_names(environment)
+    check_names(environment, env_file)
     found: dict[str, object] = {"redis_url": _redis_url(environment)}
     for prefix, section in SECTIONS.items():
         variable_of = {name: f"{prefix}_{name.upper()}" for name in section.model_fields}
@@ -135,7 +167,7 @@ def _redis_url(environment: Mapping[str, str]) -> str:
     url, file = environment.get("REDIS_URL", ""), environment.get("REDIS_URL_FILE", "")
     if url and file:
         raise ConfigError("REDIS_URL and REDIS_URL_FILE are both set, expected one; unset the other")
-    return read_secret(Path(file), "REDIS_URL_FILE") if file else url
+    return read_secret(at_home(Path(file)), "REDIS_URL_FILE") if file else url
 
 
 def environment_of(settings: BaseModel) -> dict[str, str]:

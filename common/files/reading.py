@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from penstock.common.errors import ConfigError, MalformedMessage, OtherRelease
 from penstock.common.text import short
@@ -108,3 +111,10 @@ def hash_model(folder: Path) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+def at_home(value: Any) -> Any:
+    """Return a text or path, or each of a list, with the home folder for ~/, also in NAME=~/PLACE."""
+    if isinstance(value, list):
+        return [at_home(one) for one in value]
+    return type(value)(re.sub(r"(^|= *)~(?=/)", rf"\g<1>{os.path.expanduser('~')}", str(value)))

@@ -16,6 +16,7 @@ from penstock.deploy.check import Check
 from penstock.deploy.doctor.environment import check_cores, check_gpu, check_packages, check_python
 from penstock.deploy.doctor.finding import ORDER, Finding
 from penstock.deploy.doctor.folder import check_folder, check_room
+from penstock.deploy.doctor.inputs import check_inputs
 from penstock.deploy.doctor.machine import Machine, read_machine
 from penstock.deploy.doctor.memory import check_memory
 from penstock.deploy.doctor.rehearsal import failed, findings_of
@@ -76,7 +77,7 @@ class Doctor(Check):
         Checks that need settings are left out if these are wrong. Raise ConfigError if the file of
         --env-file cannot be read.
         """
-        environment = read_environment(self.env_file)
+        environment = read_environment(self.env_file, strict=False)
         machine = read_machine()
         names = list(check_variables(environment, self.env_file))
         settings, wrong = read_settings(environment, self.env_file)
@@ -98,6 +99,8 @@ class Doctor(Check):
         if refused and not self.quick:
             shown.append("Left out until the names are right: data and rewards.")
         found = None if refused or self.quick else self._rehearse()
+        if found is None:
+            yield from check_inputs(settings.learner)
         if isinstance(found, Finding):
             yield found
         if isinstance(found, Result):

@@ -5,18 +5,15 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from io import StringIO
 from pathlib import Path
 
-from dotenv import dotenv_values
-from dotenv.parser import Binding, parse_stream
+from dotenv.parser import Binding
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.common.config.command import mistake
-from penstock.common.config.variables import SECTIONS, check_names, values_of, variables
+from penstock.common.config.variables import SECTIONS, check_names, lines_of, values_of, variables
 from penstock.common.errors import ConfigError
-from penstock.common.files.reading import read_text
 from penstock.deploy.doctor.finding import Finding
 from penstock.deploy.doctor.settings import Settings
 
@@ -25,6 +22,7 @@ _NEAR = 0.88
 """How alike a name and a setting's are, from 0 to 1, that were probably meant to be the same."""
 _SECRET = re.compile(r"(PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|ACCESS_KEY)$")
 _OWN = ("PENSTOCK_FAILPOINT", "PENSTOCK_GUARD", "PENSTOCK_OPENENV", "PENSTOCK_REWARD_PACKAGES")
+_REFUSED = "every role refuses to start"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -86,13 +84,13 @@ def _check_name(name: str, environment: Mapping[str, str], env_file: Path | None
     near = next(iter(difflib.get_close_matches(meant, known, n=1, cutoff=_NEAR)), "")
     if not near and meant != name:
         near = next((f"{part}_{meant}" for part in SECTIONS if f"{part}_{meant}" in known), "")
-    refused = not _is_known(name)
+    refused = (name.upper() in variables() and name not in os.environ) or not _is_known(name)
     if refused:
         near = near or next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), "")
     if not (refused or near):
         return
     found = f"the variable {name} is set, and no setting has this name"
-    why = "every role refuses to start" if refused else "it is ignored, and the setting has its default"
+    why = _REFUSED if refused else "it is ignored, and the setting has its default"
     replaced = near and near not in environment and _NAME.fullmatch(name)
     remedy = _renaming(name, near, env_file) if replaced else removal(name, env_file)
     nearest = f"; the nearest name is {near}" if near else ""
@@ -128,11 +126,11 @@ def _check_file(path: Path) -> Iterator[Finding]:
 
     Raise ConfigError if the file cannot be read.
     """
-    text = read_text(path, f"--env-file {path}")
+    lines = lines_of(path)
     seen: dict[str, tuple[str | None, int]] = {}
-    for binding in parse_stream(StringIO(text)):
-        yield from _check_line(binding, seen, path)
-    values = dotenv_values(stream=StringIO(text))
+    for line, binding in lines:
+        yield from _check_line(binding, line, seen, path)
+    values = {one.key: one.value for _, one in lines if one.key}
     for name in (*variables(), *_URLS):
         value, other = values.get(name), os.environ.get(name)
         if None not in (value, other) and value != other:
@@ -145,18 +143,17 @@ def _check_file(path: Path) -> Iterator[Finding]:
 
 
 def _check_line(
-    binding: Binding, seen: dict[str, tuple[str | None, int]], path: Path
+    binding: Binding, line: int, seen: dict[str, tuple[str | None, int]], path: Path
 ) -> Iterator[Finding]:
-    """Yield a finding if a line of the file `path` sets no variable, or one that an earlier line sets.
+    """Yield a finding if line `line` of the file `path` sets no variable, or that of an earlier line.
 
     `seen` has by name the value and the number of the earlier line that counts so far; this one is
     added. The remedies make comments of lines, so that the other lines keep their numbers.
     """
-    name, line = binding.key, binding.original.line
-    line += len(binding.original.string) - len(binding.original.string.lstrip("\n"))
+    name = binding.key
     if binding.error or (name is not None and binding.value is None):
         found = f"line {line} of {path} sets no variable: expected NAME=VALUE"
-        yield Finding("lines", "warning", found, "the line is ignored", _edit(f"{line}s/^/# /", path))
+        yield Finding("lines", "error", found, _REFUSED, _edit(f"{line}s/^/# /", path))
     elif name is not None:
         if name in seen and seen[name][0] != binding.value:
             found = f"line {line} of {path} sets {name} again, to another value"

@@ -278,12 +278,13 @@ def read_model(
     """Return the tokenizer of a model folder, and the configuration of its language model.
 
     Code in the folder is run only with `trust_remote_code`. Raise ConfigError if config.json or
-    tokenizer.json is missing or cannot be read, or if the folder needs its code and this is not trusted.
+    tokenizer.json is missing or cannot be read, if no *.safetensors, the weights, is there, or if the
+    folder needs its code and this is not trusted.
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
+    for name in ("config.json", "tokenizer.json", "*.safetensors"):
+        if not any(path.is_file() for path in folder.glob(name)):
             expected = "expected a Hugging Face model folder: complete it, or name another one"
             raise ConfigError(f"LEARNER_MODEL={folder}: no {name} is there; {expected}")
     try:

@@ -88,11 +88,54 @@ def test_a_file_of_variables_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
         load(LearnerCommand, "learner", ["--env-file", str(tmp_path / "my.env")])
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("LEARNER_MAX_STEPS 10", "LEARNER_MAX_STEPS ... sets no variable, expected NAME=VALUE"),
+        ("REDIS_URL: redis://:hidden@far", "REDIS_URL ... sets no variable, expected NAME=VALUE"),
+        ("LEARNER_SEED", "LEARNER_SEED sets no variable, expected NAME=VALUE"),
+        ("learner_seed=4", "learner_seed is no setting, expected LEARNER_SEED"),
+    ],
+)
+@pytest.mark.parametrize("before", ["", "\n", "A=1\n  \n\r\n# a\n\n"])
+def test_a_line_of_the_file_that_would_have_no_effect_is_refused(
+    tmp_path: Path, line: str, words: str, before: str
+) -> None:
+    file = tmp_path / "my.env"
+    file.write_bytes(f"{before}{line}\nB=2\n".encode())
+    with pytest.raises(ConfigError) as caught:
+        load(LearnerCommand, "learner", ["--env-file", str(file)])
+    expected = f"{file}, line {before.count(chr(10)) + 1}: {words}"
+    assert str(caught.value) == f"{expected}\nCorrect these lines, or write # before them"
+
+
+def test_values_of_the_file_are_taken_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "my.env").write_text("LEARNER_SYSTEM_PROMPT=Pay ${AMOUNT}.\n")
+    found = load(LearnerCommand, "learner", ["--env-file", str(tmp_path / "my.env")])
+    assert found.learner.system_prompt == "Pay ${AMOUNT}."
+
+
 def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEARNER_REWARDS", "accuracy, format")
     monkeypatch.setenv("LEARNER_REWARD_WEIGHTS", "1,0.5")
     found = load(LearnerCommand, "learner", []).learner
     assert (found.rewards, found.reward_weights) == (["accuracy", "format"], [1.0, 0.5])
+
+
+def test_a_path_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my.env").write_text(
+        "RUN_DIR=~/runs\nLEARNER_DATASET=a.jsonl,~/b.jsonl#5\nLEARNER_MODEL=~/model\n"
+        "LEARNER_REWARDS=~/r.py:f,model:g=~/rm,accuracy\nREDIS_URL_FILE=~/url\n"
+    )
+    (tmp_path / "url").write_text("redis://far")
+    (tmp_path / "url").chmod(0o600)
+    found = load(LearnerCommand, "learner", ["--env-file", str(tmp_path / "my.env")])
+    assert found.run.dir == tmp_path / "runs"
+    assert found.learner.dataset == ["a.jsonl", f"{tmp_path}/b.jsonl#5"]
+    assert found.learner.model == f"{tmp_path}/model"
+    assert found.learner.rewards == [f"{tmp_path}/r.py:f", f"model:g={tmp_path}/rm", "accuracy"]
+    assert found.redis_url == "redis://far"
 
 
 @pytest.mark.parametrize(
@@ -109,6 +152,22 @@ def test_an_unknown_variable_is_an_error_that_suggests_the_nearest(
     monkeypatch.setenv(wrong, "1")
     with pytest.raises(ConfigError, match=rf"unknown variable {wrong}: did you mean {nearest}\?"):
         load(RunCommand, "queues", [])
+
+
+def test_all_unknown_variables_are_named_with_their_places(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RUN_DISPLAY_URL", "http://jenkins")
+    file = tmp_path / "my.env"
+    file.write_text("LEARNER_SEEDS=1\n")
+    with pytest.raises(ConfigError) as caught:
+        load(LearnerCommand, "learner", ["--env-file", str(file)])
+    assert str(caught.value).splitlines() == [
+        f"unknown variable LEARNER_SEEDS: did you mean LEARNER_SEED? (in {file}: correct or delete it "
+        "there)",
+        "unknown variable RUN_DISPLAY_URL: did you mean RUN_DIR? (set in this process: correct it, or "
+        "type `unset RUN_DISPLAY_URL`)",
+    ]
 
 
 def test_names_that_kubernetes_injects_pass() -> None:

@@ -254,14 +254,14 @@ def test_remedies_of_several_lines_can_be_typed_one_after_the_other(place):
     before = place.env.read_text()
     first = before.count("\n") + 1
     place.write(
-        "LEARNER_BETA 0.1\nLEARNER_SEED=1\nLEARNER_BETA 0.2\nLEARNER_SEED=2\nLEARNER_EPSILON=0.3\n"
+        "  \nLEARNER_BETA 0.1\nLEARNER_SEED=1\nLEARNER_BETA 0.2\nLEARNER_SEED=2\nLEARNER_EPSILON=0.3\n"
     )
     found = [one for one in place.find() if one.check == "lines"]
     assert len(found) == 3
     for one in found:
         place.apply(one.remedy)
     assert [one for one in place.find() if one.check == "lines"] == []
-    assert place.env.read_text().splitlines()[first - 1 :] == [
+    assert place.env.read_text().splitlines()[first:] == [
         "# LEARNER_BETA 0.1", "# LEARNER_SEED=1", "# LEARNER_BETA 0.2", "LEARNER_SEED=2",
         "LEARNER_EPSILON=0.3",
     ]  # fmt: skip
@@ -373,6 +373,29 @@ def test_a_finding_has_three_lines_whatever_it_quotes():
 def test_warnings_alone_give_exit_code_0(place):
     place.set(LERNER_SEED=1)
     assert [one.severity for one in place.find()] == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"LEARNER_MODEL": ""}, "LEARNER_MODEL is not set"),
+        ({"LEARNER_MODEL": "./nowhere"}, "LEARNER_MODEL=./nowhere: no such folder"),
+        ({"LEARNER_MODEL": "empty"}, "LEARNER_MODEL=empty: no *.safetensors is there"),
+        ({"LEARNER_DATASET": ""}, "LEARNER_DATASET is not set"),
+        ({"LEARNER_DATASET": "train.jsonl,a.jsonl#5"}, "LEARNER_DATASET=a.jsonl#5: no such file"),
+        ({"LEARNER_DATASET": "parts/*.parquet"}, "LEARNER_DATASET=parts/*.parquet: no such file"),
+        ({"LEARNER_EVAL_DATASET": "/no/where"}, "LEARNER_EVAL_DATASET=/no/where: no such file"),
+    ],
+)
+def test_an_input_that_is_not_there_is_found_at_once(place, values, words):
+    (place.folder / "empty").mkdir()
+    place.replace(**values)
+    assert any(one.found.startswith(words) for one in place.find() if one.severity == "error")
+
+
+def test_a_quick_look_takes_hub_ids_as_they_are(place):
+    place.replace(LEARNER_MODEL="gpt2", LEARNER_DATASET="openai/gsm8k:main@e53f048#500,train.jsonl#3")
+    assert [one.severity for one in place.find()] == ["info"]
 
 
 @pytest.mark.parametrize(("url", "words"), [

@@ -69,8 +69,18 @@ def test_a_run_that_is_there_is_not_touched(folder, monkeypatch):
 
 
 def test_without_questions_nothing_is_started(folder):
-    with pytest.raises(ConfigError, match="LEARNER_EVAL_DATASET"):
+    with pytest.raises(ConfigError, match="--dataset is missing: name the questions"):
         evaluate("--model", "m")
+
+
+def test_other_rewards_take_no_weights_of_the_training_run(folder, monkeypatch, tmp_path):
+    env = tmp_path / "run.env"
+    env.write_text(
+        "LEARNER_REWARDS=accuracy,format\nLEARNER_REWARD_WEIGHTS=1,2\nLEARNER_EVAL_DATASET=a.jsonl\n"
+        "LEARNER_METRIC_FOR_BEST_MODEL=eval/reward/format/mean\n"
+    )
+    monkeypatch.setattr(Up, "run", lambda *_: 3)
+    assert evaluate("--model", "m", "--env-file", str(env), "--rewards", "accuracy") == 3
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"step": 1, "eval/avg@1": "x"}'])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -70,6 +71,17 @@ def test_the_contract_says_how_rewards_are_summed(tmp_path, aggregation):
         multi_objective_aggregation=aggregation,
     )
     assert make_plan(settings).contract.multi_objective_aggregation == aggregation
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_model_folder_that_lacks_a_file_is_refused(tmp_path, missing):
+    model = make_model(tmp_path / "model")
+    (model / missing).unlink()
+    questions = str(write_questions(tmp_path / "questions.jsonl", 5))
+    settings = make_settings(model=str(model), dataset=[questions], max_prompt_length=16)
+    name = missing.replace("model", "*")
+    with pytest.raises(ConfigError, match=f"model: no {re.escape(name)} is there; expected .*complete"):
+        make_plan(settings)
 
 
 @pytest.mark.parametrize("is_cast", [True, False])
