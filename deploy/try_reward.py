@@ -50,11 +50,11 @@ class TryReward(RoleCheck):
         if self.file and ":" not in self.file:
             verdict["rewards"] = without_helpers(tried)
         bad, lines = judge_rewards(verdict)
-        for name in [name for name in tried if name not in verdict["rewards"]]:
-            lines.append(f"left out, of no known form: {name} ({self.file}:{name} says why)")
+        out = [name for name in tried if name not in verdict["rewards"]]
+        lines += [f"left out, of no known form: {one} ({self.file}:{one} says why)" for one in out]
         lines += [_HINT] * (bad and ":" not in self.file and len(verdict["rewards"]) > 1)
-        code = ConfigError.exit_code if bad else 0
-        return self.show(Result("\n".join(map(one_line, lines)), [verdict], code))
+        text = "\n".join(map(one_line, lines))
+        return self.show(Result(text, [verdict], ConfigError.exit_code if bad else 0))
 
     def _variables(self) -> dict[str, str]:
         """Return the variables that the flags set, by name. Raise ConfigError as `rewards_in` does."""

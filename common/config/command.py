@@ -174,18 +174,20 @@ def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
         return load(kind, prog, given or default).execute()
     except SystemExit:  # after --help and --version; mistakes raise ConfigError
         return 0
-    except PenstockError as error:
-        print_error(prog, error)
-        return error.exit_code
-    except OSError as error:
+    except (PenstockError, OSError) as error:
         if not (known := _meaning_of(error)):
             raise
         print_error(prog, known)
         return known.exit_code
 
 
-def _meaning_of(error: OSError) -> PenstockError | None:
-    """Return DiskFull, DiskFailed or ConfigError (no right) for the error of a file, else None."""
+def _meaning_of(error: PenstockError | OSError) -> PenstockError | None:
+    """Return DiskFull, DiskFailed or ConfigError (no right) for the error of a file, else None.
+
+    A PenstockError means itself.
+    """
+    if isinstance(error, PenstockError):
+        return error
     if is_full(error):
         return DiskFull(f"{error}. Make room on the disk, then start again to resume")
     if isinstance(error, PermissionError) and error.filename is not None:
