@@ -56,11 +56,13 @@ class Job:
 class HeldTickets:
     """The jobs that an actor holds, at first none, in the order in which they were added.
 
-    `credit` is the most training tickets that `places` lets the actor hold.
+    `credit` is the most training tickets that `places` lets the actor hold. `stuck_at` is the engine's
+    version at which tickets had to be given back, as the actor could not get the weights they wait for.
     """
 
     def __init__(self, credit: int) -> None:
         self._credit = credit
+        self.stuck_at: Version | None = None
         self._jobs: dict[str, Job] = {}
         self._last_size: dict[Purpose, int] = {"train": 0, "eval": 0}
 

@@ -52,6 +52,7 @@ _BLOCK_MS = 100
 _WATCH_S = 1.0
 _ABORT_S, _STORE_S = 5.0, 5.0
 """The engine stops both before the grace period's end: to return its tokens, and to store them."""
+_BEHIND_S = 60.0  # without new weights, after which others get the tickets that wait for them
 _RESTORED_S = 2.0
 """The learner's heartbeat restores its claim sooner than that."""
 _MOST_AT_ONCE = 32
@@ -188,15 +189,15 @@ class TicketWorker:
         """Take as many tickets of a purpose as there is room for, then start each job that may start.
 
         Return whether the queue server gave an entry, also if it was not held as a ticket; False as well
-        without room. Twelve times a lease look for expired leases, also without room: the holder may
-        have been stopped, and others may be as full as this actor. Wait up to 0.1 s for training
+        without room, or at `stuck_at`. Twelve times a lease look for expired leases, also without room:
+        the holder may have been stopped, and others be as full. Wait up to 0.1 s for training
         tickets. Raise ServerUnavailable and the other errors of Connection.call.
         """
         if time.monotonic() >= self._look_at[purpose]:
             self._late[purpose] = await asyncio.to_thread(self._streams[purpose].has_expired)
             self._look_at[purpose] = time.monotonic() + self._look_every_s
         count = self._held.places(purpose, self._groups.room(), self._engine.version)
-        if count == 0:
+        if count == 0 or self._engine.version == self._held.stuck_at:
             return False
         entries = await asyncio.to_thread(self._claim, purpose, count)
         for entry in entries:
@@ -488,6 +489,18 @@ class TicketWorker:
         if serving:
             await asyncio.wait(serving, timeout=_ABORT_S)
 
+    async def _leave_to_others(self) -> None:
+        """Give tickets back that wait for weights which this actor cannot get, and take no more.
+
+        Otherwise their leases are renewed for ever. Raise as `_give_back`.
+        """
+        for job in self._held.waiting if self._follower.behind_s > _BEHIND_S else ():
+            if not job.running and not job.is_ready(self._engine.version, steady=True):
+                job.running = True  # so that nothing starts it meanwhile
+                self._held.stuck_at = self._engine.version
+                log.warning(f"Ticket {job.ticket.id} goes to others: its weights cannot be had here.")
+                await self._give_back(job)
+
     async def _watch_run(self) -> bool:
         """Check run, engine and learner once a second until the run has ended or `stopping` is set.
 
@@ -506,6 +519,7 @@ class TicketWorker:
                 self._leases.check()
                 self._engine_watch.check()
                 self._engine_watch.report()
+                await self._leave_to_others()
                 await asyncio.to_thread(self._learner_watch.check)
                 await asyncio.to_thread(self._costs.send_if_due)
             await asyncio.sleep(_IDLE_S)

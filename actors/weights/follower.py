@@ -71,7 +71,12 @@ class WeightFollower:
         self._take_timeout_s = take_timeout_s
         self._reported = ""
         self._not_fetched: Weights | None = None
-        self._fetch_at = self._pause_s = 0.0
+        self._fetch_at = self._pause_s = self._behind_since = 0.0
+
+    @property
+    def behind_s(self) -> float:
+        """Return the seconds since the first try of new weights that failed; 0 if the last did not."""
+        return time.monotonic() - self._behind_since if self._behind_since else 0.0
 
     async def poll(self) -> bool:
         """Load newly announced weights unless an eval ticket runs; return whether weights were loaded.
@@ -105,6 +110,7 @@ class WeightFollower:
             self._refuse(weights, error)
             return False
         self._deadline.restart()
+        self._behind_since = 0.0
         return True
 
     async def _try_later(self, weights: Weights, reason: FetchFailed) -> None:
@@ -127,6 +133,7 @@ class WeightFollower:
         again = weights == self._not_fetched
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if again else _FIRST_PAUSE_S
         self._not_fetched, self._fetch_at = weights, time.monotonic() + self._pause_s
+        self._behind_since = self._behind_since or time.monotonic()
 
     async def proven(self) -> bool:
         """Return whether tokens that are sampled so far may leave the actor.

@@ -160,6 +160,24 @@ def test_min_step_is_waited_for(a_run: Run, start_actor: StartActor) -> None:
     assert actor.engine.taken == [Version(1, 0), Version(1, 1)]
 
 
+def test_tickets_for_weights_that_this_actor_cannot_get_go_to_others(
+    a_run: Run, start_actor: StartActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticket_worker, "_BEHIND_S", 1.0)
+    a_run.announce(0)
+    actor = start_actor(join_timeout_s=60.0)
+    wait_until(lambda: actor.engine.version, "the first version")
+    a_run.announce(1, wrong=True)
+    a_run.issue(a_run.ticket(0, min_step=1))
+    wait_until(a_run.pending, "the actor to hold the ticket")
+    (fields,) = wait_until(a_run.waiting, "the ticket to be given back")
+    assert int(fields.get(b"a", 0)) == 0
+    time.sleep(0.5)
+    assert a_run.pending() == 0  # it takes none while it cannot have the weights
+    a_run.announce(1)
+    wait_until(lambda: "train:0" in a_run.groups(), "the ticket, once the weights are there")
+
+
 def forge(a_run: Run, number: int) -> str:
     """A ticket of a version that never comes, added by another client; returns its place."""
     far = 10**15 - 1
