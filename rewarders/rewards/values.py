@@ -318,9 +318,8 @@ def _read_equation(text: str, sign: str, left: str, right: str) -> Value | None:
 def _read_inequality(text: str, signs: list[str], ends: list[str]) -> Value | None:
     """Return the named interval of an inequality such as 1<x or 1<x<2; None if it cannot be read.
 
-    None are 3<5, |x|>3 and signs of both directions; |x|<3 is -3<x<3, and x>3 goes to infinity. `ends`
-    are two or three texts around one or two `signs`, `text` is all. Raise ZeroDivisionError, MemoryError
-    or RecursionError.
+    None are 3<5, |x|>3 and signs of both directions. `ends` are the texts around one or two `signs`, and
+    `text` is all. Raise ZeroDivisionError, MemoryError or RecursionError.
     """
     if signs[0][0] == ">" or signs[0][:2] == r"\g":
         signs, ends = [_MIRRORED.get(sign, "") for sign in reversed(signs)], ends[::-1]
