@@ -190,14 +190,14 @@ class TicketWorker:
 
         Return whether the queue server gave an entry, also if it was not held as a ticket; False as well
         without room, or at `stuck_at`. Twelve times a lease look for expired leases, also without room:
-        the holder may have been stopped, and others be as full. Wait up to 0.1 s for training
-        tickets. Raise ServerUnavailable and the other errors of Connection.call.
+        it may have been stopped. Wait up to 0.1 s for training tickets. Raise Connection.call's errors.
         """
         if time.monotonic() >= self._look_at[purpose]:
             self._late[purpose] = await asyncio.to_thread(self._streams[purpose].has_expired)
             self._look_at[purpose] = time.monotonic() + self._look_every_s
         count = self._held.places(purpose, self._groups.room(), self._engine.version)
         if count == 0 or self._engine.version == self._held.stuck_at:
+            self._start_jobs()
             return False
         entries = await asyncio.to_thread(self._claim, purpose, count)
         for entry in entries:

@@ -28,7 +28,7 @@ from penstock.common.config.command import (
 )
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import RunCommand
-from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
+from penstock.common.errors import CommandRefused, ConfigError, RunNotReady, ServerUnavailable
 from penstock.common.files.run_folder import RunPath
 from penstock.common.journal.audit import JournalAudit, audit_journal
 from penstock.common.log import log_errors_alone
@@ -286,8 +286,8 @@ class Discard(QueueCommand):
         """
         try:
             return super().work()
-        except ServerUnavailable:
-            if self.redis_url:
+        except ServerUnavailable as error:
+            if self.redis_url or isinstance(error, CommandRefused):
                 raise
         self._check_yes("its own queue server, which has ended")
         data = delete_data(self.run.folder)

@@ -93,6 +93,7 @@ class WeightFollower:
             return False
         if weights.version == self._engine.version == self._proven or self._held.pins_version():
             self._deadline.restart()
+            self._behind_since = 0.0
             return False
         if time.monotonic() < self._fetch_at and weights == self._not_fetched:
             return False

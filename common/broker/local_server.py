@@ -166,9 +166,13 @@ def remove_old_socket(run_folder: RunFolder) -> None:
 def delete_data(run_folder: RunFolder) -> Path:
     """Delete what the queue server of a run's folder has stored, after its end; return where it was.
 
-    Raise RunTaken if a `penstock up` of the run goes on, ConfigError if the server still runs, and
-    OSError if a file cannot be deleted.
+    Raise RunTaken if a `penstock up` of the run goes on, ConfigError if the server still runs or the
+    folder never had one, and OSError if a file cannot be deleted.
     """
+    if not run_folder.server.is_dir():
+        raise ConfigError(
+            f"{run_folder.server} is not there, expected a run's queue server: see RUN_NAME"
+        )
     with hold_lock(run_folder.up_lock, "`penstock up`"):
         remove_old_socket(run_folder)
         data = run_folder.server / "appendonlydir"

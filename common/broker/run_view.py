@@ -111,6 +111,13 @@ class RunView:
             self.report(f"What changed in the weights cannot be read from the queue server: {error}")
             return None
 
+    def begins_again(self) -> bool:
+        """Return whether the state is "ended" and a learner is in its setup, from which it goes on.
+
+        Raise ServerUnavailable or another error of Connection.execute.
+        """
+        return self._read("GET", self.keys.state) == b"ended" and self.learner().phase in SETUP_PHASES
+
     def ended(self) -> bool:
         """Return whether the learner has ended the run, and left. False unless the state is "ended".
 
@@ -249,12 +256,12 @@ def _read_place(row: Sequence[Any]) -> Place:
 def wait_for_run(view: RunView, timeout_s: float, stopping: threading.Event) -> bytes | None:
     """Return the encoded contract of the run that this process joins, as `wait_for_contract` does.
 
-    A run that has ended may be about to go on: wait until a learner gives a new sign of life. Return
-    None if none does within `timeout_s`, or if `stopping` is set. Raise as `wait_for_contract`.
+    A run that has ended may be about to go on: wait until a learner is past its setup. Return None if
+    none gives a sign of life for `timeout_s`, or if `stopping` is set. Raise as `wait_for_contract`.
     """
-    last, deadline, logged = view.learner(), Deadline(timeout_s), False
-    while view.ended() and view.learner() == last:
-        if stopping.is_set() or deadline.expired():
+    deadline, logged = Deadline(timeout_s), False
+    while view.ended() or view.begins_again():
+        if stopping.is_set() or deadline.expired(progress=view.learner()):
             return None
         if not logged or deadline.report_due():
             logged = True

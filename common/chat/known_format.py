@@ -24,7 +24,7 @@ DEEPEST_CALL = 16
 MOST_CALLS = 64
 """Calls of one turn that are run. Those beyond are answered with an error."""
 
-_TAG, _MOST_TAGS = re.compile(r"<(?:arg_key|arg_value|parameter|function|invoke)\b"), 256
+_TAG, _MOST_TAGS = re.compile(r"<(?:arg_key|arg_value|parameter|function|invoke)\b"), 512
 """The beginnings of tags with which formats write calls and their arguments."""
 
 _FAULTS = {
@@ -112,7 +112,7 @@ class KnownFormat:
 
         `prompt_ids` are all tokens before it, `tools` the JSON schemas. Calls after the first 64 become
         one error. Reasoning stays in the text, as <think>...</think>, without </think> if it was cut.
-        Raise ValueError for over 256 tags of calls, or if the completion cannot be read.
+        Raise ValueError for over 512 tags of calls, or if the completion cannot be read.
         """
         try:
             self._check_tags(completion_ids)
@@ -127,7 +127,7 @@ class KnownFormat:
         return text, _found_calls(found.tool_calls)
 
     def _check_tags(self, completion_ids: Sequence[int]) -> None:
-        """Raise ValueError for over 256 tags of calls: the library's time grows with their cube."""
+        """Raise ValueError for over 512 tags of calls: the library's time grows with their cube."""
         tags = len(_TAG.findall(self._tokenizer.decode(completion_ids)))
         if tags > _MOST_TAGS:
             raise ValueError(f"{tags} tags of tool calls, expected at most {_MOST_TAGS}")

@@ -33,7 +33,7 @@ from pydantic_settings import (
 
 from penstock.common.config.help import HelpFormatter, Parser, installed_version
 from penstock.common.config.variables import SECTIONS, read_environment, values_of
-from penstock.common.errors import ConfigError, DiskFull, PenstockError
+from penstock.common.errors import ConfigError, DiskFailed, DiskFull, PenstockError
 from penstock.common.files.disk import failure_of, is_full
 from penstock.common.text import as_block, hide_passwords, printable
 
@@ -134,7 +134,8 @@ def execute_command(kind: type[Command], prog: str, arguments: Sequence[str] | N
 
     `arguments` are the words after the name; None: those of the process. A PenstockError is printed on
     standard error and gives its exit code. A PermissionError about a file is treated as a ConfigError,
-    code 78, a full disk as DiskFull, a broken one as DiskFailed. Other errors are raised. If
+    code 78, a full disk as DiskFull (of actors and rewarders as DiskFailed, after which they are
+    started again), a broken one as DiskFailed. Other errors are raised. If
     `arguments` is None, `_print_traceback` prints uncaught errors of this process and its threads from
     now on. SystemExit, as after --help, gives 0 with any code. If the reader of standard output has
     closed it, as `head` does, the code is 141, as that of other programs, and what is printed to it from
@@ -175,21 +176,22 @@ def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
     except SystemExit:  # after --help and --version; mistakes raise ConfigError
         return 0
     except (PenstockError, OSError) as error:
-        if not (known := _meaning_of(error)):
+        if not (known := _meaning_of(error, prog)):
             raise
         print_error(prog, known)
         return known.exit_code
 
 
-def _meaning_of(error: PenstockError | OSError) -> PenstockError | None:
+def _meaning_of(error: PenstockError | OSError, prog: str) -> PenstockError | None:
     """Return DiskFull, DiskFailed or ConfigError (no right) for the error of a file, else None.
 
-    A PenstockError means itself.
+    A PenstockError means itself. A full disk of actors and rewarders holds no run: it has failed.
     """
     if isinstance(error, PenstockError):
         return error
     if is_full(error):
-        return DiskFull(f"{error}. Make room on the disk, then start again to resume")
+        kind = DiskFailed if prog in ("actor", "rewarder") else DiskFull
+        return kind(f"{error}. Make room on the disk, then start again to resume")
     if isinstance(error, PermissionError) and error.filename is not None:
         return ConfigError(f"{error.filename}: this user has no right to it. {_SHARE}")
     return failure_of(error)

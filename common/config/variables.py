@@ -113,6 +113,8 @@ def _fault_of(line: Binding) -> str:
         begin = re.sub(r"(?s)\W.*", " ...", line.original.string.strip())
         return f"{begin} sets no variable, expected NAME=VALUE"
     meant = name.upper()
+    if meant in variables() and (line.value or "").startswith("${"):
+        return f"{name} begins with ${{, which is not replaced: write the value itself"
     return f"{name} is no setting, expected {meant}" if name != meant and meant in variables() else ""
 
 

@@ -133,7 +133,9 @@ def _absence(now: Overview, role: str, consequence: str) -> Fault:
     gone = now.gone(role)
     last = min(gone, key=lambda name: now.age_s(gone[name]), default="")
     seen = f" ({short(last)} was last seen {now.age_s(gone[last]):.0f} s ago)" if last else ""
-    remedy = f"start one with {_scale(now, role)}, or elsewhere with `penstock up --only {role}`."
+    remedy = (
+        f"start one with {_scale(now, role)}, elsewhere with `penstock up --only {role}`, or `{role}`."
+    )
     return Fault(f"No {role} is running{seen}{consequence}: {remedy}", role)
 
 

@@ -215,14 +215,17 @@ class ModelFetcher:
     ) -> Path | None:
         """Return a copy of the model's files with these names; None if its folder here has them.
 
-        Raise what `with_tokenizer` raises, such as RunNotReady, and ConfigError if RUN_CACHE_DIR cannot
-        be written.
+        Raise what `with_tokenizer` raises, such as RunNotReady, ConfigError if RUN_CACHE_DIR cannot be
+        written, and FetchFailed if a file here that differs is not served for RUN_JOIN_TIMEOUT_S: it may
+        have been changed since the learner's start.
         """
         wanted = [one for one in contract.model_files if one.name in names]
+        is_there = all(os.access(os.path.join(contract.model, one.name), os.R_OK) for one in wanted)
         if all(_is_here(contract.model, one) for one in wanted):
             return None
         log.info(f"The learner's files of {contract.model} are not here: fetching them.")
         deadline = Deadline(self._run.join_timeout_s, math.inf)
+        limit = Deadline(self._run.join_timeout_s if is_there else math.inf, math.inf)
         while True:
             weights = self._announced(contract, deadline)
             fetch = partial(self._fetch, contract, wanted, weights, with_weights)
@@ -232,7 +235,7 @@ class ModelFetcher:
                 raise ConfigError(str(error)) from error
             except FetchFailed as error:
                 self._check_published(contract)
-                if deadline.expired(progress=self._view.learner()):
+                if deadline.expired(progress=self._view.learner()) or limit.expired():
                     raise
                 self._view.report("The model's files were not fetched.", cause=str(error))
                 self._pause(_RETRY_S)

@@ -9,7 +9,7 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.deploy.doctor.finding import Finding
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_FILE = re.compile(r"\.((jsonl|ndjson|json|csv|tsv)(\.gz)?|parquet|arrow)", re.IGNORECASE)
+_FILE = re.compile(r"\.((jsonl|ndjson|json|csv|tsv)(\.gz)?|parquet|arrow)(?![\w-])", re.IGNORECASE)
 
 
 def check_inputs(learner: LearnerSettings) -> Iterator[Finding]:

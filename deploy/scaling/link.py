@@ -42,7 +42,7 @@ class ScaleLink:
         self._report, self._guest = report, guest
         self._connection: Connection | None = None
         self._view: RunView | None = None
-        self._said, self._went_on = "", False
+        self._said, self._went_on, self._saw_end = "", False, False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="scale", daemon=True)
 
@@ -77,7 +77,7 @@ class ScaleLink:
             self._connection = self._connect(self._ended)
             self._view = RunView(self._connection, self._keys)
         if self._guest:
-            ended = self._view.ended()
+            self._saw_end = ended = self._view.ended()
             self._supervisor.goes_on = not ended
             if ended and self._went_on:  # else the workers wait for a learner that goes on with it
                 self._supervisor.leave()
@@ -91,6 +91,8 @@ class ScaleLink:
         """Close the connection: the next server may be at another address. A refusal is reported."""
         if self._guest:
             self._supervisor.goes_on = False  # nobody knows
+            if self._saw_end:  # the server went with the run
+                self._supervisor.leave()
         if self._connection is not None:
             self._connection.close()
             if isinstance(error, ConfigError):

@@ -17,6 +17,13 @@ _PHRASE = re.compile(
     r"|(?:答案|故选|应选)[是为:：]*",  # noqa: RUF001
     re.IGNORECASE,
 )
+_FILLER = re.compile(
+    r"$|.*:$|(?:in)?(?:correct|valid)\b|(?:right|reasonable|verified|confirmed|clear|positive|negative|round(?:ed)?"
+    r"|simplified|exact|unique|known|as|an?|the|given|shown|obtained|found|displayed|presented|written|stated"
+    r"|below|above|then|thus|therefore|simply|in|to|what|easy|this|that|here)\b",
+    re.IGNORECASE,
+)
+"""What stands behind "answer is" and is no answer itself: "correct", "as follows", "an integer"."""
 _MAYBE = "or|maybe|perhaps|possibly|alternatively"
 _SEVERAL = re.compile(
     r"\W*+(?:[a-z]+ly )?(?:(?:not|never|neither|either|both|between|any|anything|one of|from .*\bto"
@@ -31,13 +38,16 @@ _SEVERAL = re.compile(
 _CHOICE = re.compile(
     r"[\s*]*(?:(?:the )?(?:option|choice|letter) )?"
     r"(\([A-J]\)|[A-J]\b(?!'| ?(?:[-+/=^<>]|\*(?!\*))))(?! (?:is|was) (?:wrong|not|false|incorrect)\b)"
-    r"(?!(?<=[AI]) (?!(?:because|since|as|with|for|by|from|due|when|if)\b)[a-z])"
+    r"(?!(?<=[AI]) (?!(?:because|since|as|with|for|by|from|due|when|if|and|but|not|which|that|given|in"
+    r"|is|at|on|according|based|of|only|while|where|so|to|here)\b)[a-z])"
 )
 _CUT_BEFORE = re.compile(
-    rf"(?:\b(?:not|never|than|negative|minus|(?:any|every|no)thing but|all but|except|either"
+    r"(?:\b(?:not|never|than|negative|minus|(?:any|every|no)thing but|all but|except|either"
     r"|excluding|divisible by|exceeds|above|below|(?:square|cube|root|multiples?|powers?) of"
-    rf"|(?:{_MAYBE})(?: (?:{_MAYBE}))?|(?:between|both)\b[^.\n]*\band|one of (?:[\d., ]|and\b|or\b)*)"
-    r"|n't|(?<![-=\n])[<>]=?|[≤≥≠√±\u00d7^_]|\\(?:[lg]eq?|neq?|[lg]t)|(?:^|[ \t])[-\u2212] ?\(?"
+    r"|maybe|perhaps|possibly|alternatively|(?<=\d )or|(?:between|both)\b[^.\n]*\band"
+    r"|one of (?:[\d., ]|and\b|or\b)*)"
+    r"|n't|(?<![-=\n])[<>]=?|[≤≥≠√±\u00d7^_]|\\(?:[lg]eq?|neq?|[lg]t)"
+    r"|(?:\b[a-zA-Z]|[\d)]|\b(?:equals|is|be|was))[ \t][-\u2212] ?\(?"
     r"|\w\(|\([^()]*,) *$",
     re.IGNORECASE,
 )
@@ -75,10 +85,10 @@ def final_answer(text: str) -> str:
 def marked_part(text: str) -> str:
     """Return the last <answer> block, else the text after the last ####, else the whole text.
 
-    Of a block the inside is returned. A block without </answer> does not count. Nor does what stands
-    before the last </think>, or behind a <think> that is open.
+    Of a block the inside is returned. A block without </answer> does not count, nor does what a model
+    only thought.
     """
-    text = text.rpartition("</think>")[2].partition("<think>")[0]
+    text = _said(text)
     inside, end = after_marker(text), 0
     if "\n" in inside.strip() and _BOX.search(text) and not _BOX.search(inside):
         inside = text  # a heading of Markdown behind a box
@@ -86,6 +96,17 @@ def marked_part(text: str) -> str:
         end = closed + len("</answer>")
         inside = text[tag + len("<answer>") : closed]
     return inside
+
+
+def _said(text: str) -> str:
+    """Return what stands behind the last </think>, and before a <think> that is open.
+
+    If that is nothing, tags may be wrong: return the whole text if it has a block of <answer>, or if
+    nothing follows </think>.
+    """
+    after = text.rpartition("</think>")[2]
+    said = after.partition("<think>")[0]
+    return said if said.strip() or (after.strip() and "</answer>" not in text) else text
 
 
 def after_marker(text: str) -> str:
@@ -134,8 +155,8 @@ def last_part(text: str) -> str:
         return rest
     if choice := _CHOICE.match(rest):
         return choice[1]
-    is_short = phrases and rest.count(" ") < 3
-    parts = [*_PART.finditer(rest)] or ([] if is_short else [*_PART.finditer(tail)][-1:])
+    is_words = phrases and rest.count(" ") < 3 and not _FILLER.match(rest.strip())
+    parts = [*_PART.finditer(rest)] or ([] if is_words else [*_PART.finditer(text)][-1:])
     part = next((part for part in parts if re.search(r"\d", part[0])), parts[0] if parts else None)
     return _whole(part) if part and not _is_cut(part) else rest
 

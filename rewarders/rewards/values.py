@@ -26,7 +26,7 @@ _NO_OTHER = r"(?!\s*(?:[,;&|/]|(?:or|and)\b))"
 _CHOICE = re.compile(
     rf"\(([A-J])\){_NO_OTHER}[.:]?\s*(.*)|([A-J])(?:[.:)]{_NO_OTHER}(?:\s*(.+))?)?", re.DOTALL
 )
-_OTHER_CHOICE = re.compile(r"(?<!\w)\([A-J]\)|(?<![\w(])[A-J](?:[.:)]|$)")
+_OTHER_CHOICE = re.compile(r"(?<!\w)\([A-J]\)|(?<![\w(])[A-J][.:)](?=\s+\S)")
 _LEAD = re.compile(
     r"(?:(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:?"
     r"|(?:答案|故选|应选)[是为]?:?) ?(?=.)",

@@ -22,7 +22,7 @@ _MEANING = frozenset(
     re.findall(
         r"\w+",
         "than least most not minus negative plus half quarter third twice under over root double triple "
-        "except excluding without but other none no wrong divisible exceed exceeds exceeding above "
+        "except excluding without but none no wrong divisible exceed exceeds exceeding above "
         "below between less "
         "dozen dozens off halves thirds quarters fourths fifths sixths eighths tenths hundredths "
         "thousandths fifth sixth eighth tenth hundredth thousandth millionth",
@@ -34,8 +34,7 @@ _COMPUTED = re.compile(
     re.IGNORECASE,
 )
 _OPPOSITES = re.findall(
-    r"(\w+)/(\w+)",
-    "increas/decreas profit/loss east/west north/south left/right maxim/minim converg/diverg and/or",
+    r"(\w+)/(\w+)", "increas/decreas profit/loss east/west north/south maxim/minim converg/diverg and/or"
 )
 """Beginnings of words of opposite directions. "and" and "or" are that between inequalities alone."""
 _CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
@@ -131,7 +130,9 @@ def without_words(text: str) -> str | None:
 
 def directions(text: str) -> frozenset[str]:
     """Return the words of direction in a text, such as "increas"; none of a pair that is there whole."""
-    pairs = _OPPOSITES if re.search(r"[<>]|\\[lg][et](?![a-z])", text) else _OPPOSITES[:-1]
+    sign = r"(?:[<>]|\\[lg][et](?![a-z]))"
+    is_joined = re.search(rf"{sign}.*\b(?:and|or)\b.*{sign}", text, re.DOTALL)
+    pairs = _OPPOSITES if is_joined else _OPPOSITES[:-1]
     found = [[word for word in pair if re.search(rf"(?<![\\a-z]){word}", text, re.I)] for pair in pairs]
     return frozenset(words[0] for words in found if len(words) == 1)
 

@@ -161,8 +161,8 @@ def test_what_a_policy_writes_never_fails_its_ticket(folder: Path, pool: Episode
 def test_a_completion_with_hundreds_of_tags_is_refused_unread(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     known = KnownFormat("qwen3.5", tokenizer, {})
-    text = "<tool_call><function=f>" + "<parameter=a>" * 300
-    with pytest.raises(ValueError, match="301 tags of tool calls, expected at most 256"):
+    text = "<tool_call><function=f>" + "<parameter=a>" * 600
+    with pytest.raises(ValueError, match="601 tags of tool calls, expected at most 512"):
         known.read([], tokenizer.encode(text).ids, [])
 
 

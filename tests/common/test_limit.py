@@ -113,7 +113,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "an actor that is gone": (
         {"workers": {"actor-1": worker(age_ms=14_000), "r": worker("rewarder")}},
         "No actor is running (actor-1 was last seen 14 s ago): start one with `queues scale runs/demo "
-        "actor=1`, or elsewhere with `penstock up --only actor`.",
+        "actor=1`, elsewhere with `penstock up --only actor`, or `actor`.",
     ),
     "a rewarder that is gone": (
         {

@@ -113,6 +113,9 @@ def test_values_of_the_file_are_taken_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "my.env").write_text("LEARNER_SYSTEM_PROMPT=Pay ${AMOUNT}.\n")
     found = load(LearnerCommand, "learner", ["--env-file", str(tmp_path / "my.env")])
     assert found.learner.system_prompt == "Pay ${AMOUNT}."
+    (tmp_path / "my.env").write_text("RUN_DIR=${HOME}/runs\n")
+    with pytest.raises(ConfigError, match=r"line 1: RUN_DIR begins with \$\{, which is not replaced"):
+        load(LearnerCommand, "learner", ["--env-file", str(tmp_path / "my.env")])
 
 
 def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,28 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
         ("length 5, width 3", "length 5 and width 3 ~ width 3, length 5", "length 3, width 5"),
         ("x=1, y=2", r"\boxed{y=2, x=1} ~ 1, 2", r"\boxed{y=1, x=2} ~ 2, 1"),
     ],
+    "what is right all the same": [
+        ("5", "We get x = 5. Checking, 2 + 3 = 5. So the answer is correct. ~ We get 5. So the answer is reasonable."
+         " ~ The answer is as follows:\n\n5 ~ The answer is shown below:\n\n$x = 5$ ~ The answer is clear. It is 5."
+         " ~ The final answer is given by: \n\n5 ~ The answer is obtained by adding.\n2 + 3 = 5"
+         " ~ The answer must be positive. So x = 5. ~ We compute x = 5. Note that the answer must be positive."
+         " ~ The answer will be rounded.\nSo it is 5. ~ The answer should be an integer. We get 5."
+         " ~ We get x = 5. So the answer is the one that we looked for."
+         " ~ Here is the total.\n  - 5 apples ~ **Answer:**\n\n- 5 apples ~ The answer is:\n- 5 ~ Final count - $5$."
+         " ~ The right answer is 5 apples. ~ You were right, so 5 apples. ~ \\boxed{5 \\text{ other apples}}",
+         "We get x = 6. So the answer is correct. ~ The answer is as follows:\n\n6"),
+        ("5 apples left", "The right answer is 5 apples. ~ All right, it is 5. ~ 5 apples", "6 apples left"),
+        ("A", "The answer is A according to the text. ~ The answer is A given that x > 0 ~ The answer is A in this case"
+         " ~ The answer is A and not B ~ The answer is A, not B.", "The answer is B according to the text."),
+        ("(B) 20 J", r"\boxed{B} ~ 20 J ~ \boxed{\text{(B) 20 J}}", r"\boxed{C} ~ 30 J"),
+        ("B", r"\boxed{B. Vitamin C} ~ (B) Plan A. ~ B) 20 C", r"\boxed{C. Vitamin B}"),
+        ("2", "<think> 1+1=2 <answer>2</answer> ~ <answer>2</answer>\n<think>check 3</think>"
+         " ~ <think>a</think><answer>2</answer></think> ~ \\boxed{2}\n\n</think>\n ~ So it is \\boxed{2}</think>",
+         "<think> 1+1=2 <answer>3</answer> ~ <think>so \\boxed{2}"),
+        ("1.5", "So it takes 90 minutes or 1.5 hours.", "So it takes 90 minutes or 2.5 hours."),
+        ("150", "It costs $1.50, or 150 cents.", "It costs $1.40, or 140 cents."),
+        ("x<1 or x>3", "Solve it and get x<1 , x>3", "x<1 and x>3"),
+    ],
     "Unicode": [
         ("2n", r"\boxed{2n}", r"\boxed{2ⁿ}"),
         ("2^n", r"\boxed{2ⁿ}", r"\boxed{2n}"),
