@@ -490,7 +490,6 @@ def test_an_actor_that_joins_an_ended_run_waits_for_the_learner_that_goes_on_wit
         actor = start_actor()
         wait_until(lambda: logs or not actor.thread.is_alive(), "it to look")
         a_run.queue.beat(30.0, "reading data and model")
-        assert a_run.view.begins_again()
         a_run.queue.set_state("running")
         a_run.issue(a_run.ticket(1))
         wait_until(lambda: a_run.groups() or not actor.thread.is_alive(), "a group")
