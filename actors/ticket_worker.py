@@ -190,7 +190,7 @@ class TicketWorker:
 
         Return whether the queue server gave an entry, also if it was not held as a ticket; False as well
         without room, or at `stuck_at`. Twelve times a lease look for expired leases, also without room:
-        it may have been stopped. Wait up to 0.1 s for training tickets. Raise Connection.call's errors.
+        holders may be stopped. Wait up to 0.1 s for training tickets. Raise Connection.call's errors.
         """
         if time.monotonic() >= self._look_at[purpose]:
             self._late[purpose] = await asyncio.to_thread(self._streams[purpose].has_expired)

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from penstock.common.files.reading import ADAPTER
 from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.messages import ADAPTER_FILE
 
@@ -25,7 +26,7 @@ class AdapterFolder:
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": spec.rank, "lora_alpha": spec.alpha,
             "target_modules": "all-linear",
         }  # fmt: skip
-        (self.path / "adapter_config.json").write_text(json.dumps(config))
+        (self.path / ADAPTER).write_text(json.dumps(config))
 
     def point_to(self, version: Path) -> None:
         """Let the link lead to the adapter in the folder of a version. Raise OSError if it cannot."""

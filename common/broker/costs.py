@@ -124,8 +124,8 @@ class CostReport:
         costs |= self._amounts
         self._amounts = {}
         waited_s = sum(one.seconds for name, one in profile.items() if name.startswith("waiting "))
-        busy = 1 - waited_s / max(1e-9, sum(cost.seconds for cost in profile.values()))
-        busy = self._load.take() if self._load else busy
+        all_s = max(1e-9, sum(cost.seconds for cost in profile.values()))
+        busy = self._load.take() if self._load else 1 - waited_s / all_s
 
         def add() -> None:
             """Add what was counted to the sums. Raise Connection.execute's errors."""

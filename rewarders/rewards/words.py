@@ -130,8 +130,8 @@ def without_words(text: str) -> str | None:
 
 def directions(text: str) -> frozenset[str]:
     """Return the words of direction in a text, such as "increas"; none of a pair that is there whole."""
-    sign = r"(?:[<>]|\\[lg][et](?![a-z]))"
-    is_joined = re.search(rf"{sign}.*\b(?:and|or)\b.*{sign}", text, re.DOTALL)
+    signs = [found.start() for found in re.finditer(r"[<>]|\\[lg][et](?![a-z])", text)] or [0]
+    is_joined = re.search(r"\b(?:and|or)\b", text[signs[0] : signs[-1]])
     pairs = _OPPOSITES if is_joined else _OPPOSITES[:-1]
     found = [[word for word in pair if re.search(rf"(?<![\\a-z]){word}", text, re.I)] for pair in pairs]
     return frozenset(words[0] for words in found if len(words) == 1)
