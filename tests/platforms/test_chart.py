@@ -98,7 +98,7 @@ def test_helm_finds_nothing_in_the_chart():
 
 def test_helm_finds_a_planted_error(tmp_path):
     shutil.copytree(CHART, tmp_path / "penstock")
-    planted(CHART / "Chart.yaml", tmp_path / "penstock" / "Chart.yaml", "version:", "versoin:")
+    planted(CHART / "Chart.yaml", tmp_path / "penstock", "\nversion:", "\nversoin:")
     assert "version is required" in str(helm.lint(str(tmp_path / "penstock"))["errors"])
 
 
