@@ -86,7 +86,7 @@ chaos: install
 # or named by PENSTOCK_TLS_SERVER.
 nightly: install
 	$(MAKE) --jobs 2 --output-sync=target long-faults long-soak
-	$(BIN)/python -m tests.joiners --seed $(SEED)
+	$(BIN)/python -m tests.joiners --seed $(SEED) --http
 	$(MAKE) trl
 	$(MAKE) --jobs 2 --output-sync=target long-kills nightly-tests vllm-versions long-demo
 

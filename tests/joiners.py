@@ -255,15 +255,17 @@ class Joiners:
 
 def run_joiners(
     folder: Path, seconds: float, actors: int, seed: int, lease_s: float, *, pause_s: float = 3.0,
-    calm_s: float = 30.0, steps: int = 1, **settings: str,
+    warm_s: float = 30.0, calm_s: float = 30.0, steps: int = 1, **settings: str,
 ) -> Joiners:  # fmt: skip
     """Run a calm stretch, then one in which an actor is disturbed every `pause_s`, and judge the run.
 
-    They last `calm_s` and `seconds`, or longer if there are fewer than `steps` steps.
+    They last `calm_s` and `seconds`, or longer if there are fewer than `steps` steps. The starts of many
+    processes slow down the steps of `warm_s` before, which do not count.
     """
     site = ForkedSite(folder, _PROCFILE, **variables(lease_s) | settings)
     with ExitStack() as stack:
         clock, crowd = begin(site, actors, stack)
+        pass_time(site, crowd, clock, warm_s, 0)
         edges = [clock.steps]
         pass_time(site, crowd, clock, calm_s, steps)
         edges.append(clock.steps)

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.rewarders.rewards.words import has_sentence
 
-_BOX, _BRACE = re.compile(r"\\boxed\s*\{"), re.compile("[{}]")
+_BOX, _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{"), re.compile("[{}]")
 _BARE_BOX = re.compile(r"\\boxed\s*(\d[\d.,]*(?<![.,])|[a-zA-Z](?![a-zA-Z]))")
 _PHRASE = re.compile(
     r"\b(?:answer[\s*]*:|(?:answer|option|choice) (?:is|(?:would|will|must|should) be)\b\s*:?)"

@@ -31,7 +31,9 @@ _MISREAD = re.compile(
 
 math_verify drops parts of these."""
 
-_CAPITALS = re.compile(r"\\(?:Delta|Theta|Lambda|Xi|Phi|Psi|Omega)(?![a-zA-Z]| ?[_(^])")
+_CAPITALS = re.compile(
+    r"\\(?:Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)(?![a-zA-Z]| ?[_(^])"
+)
 _THOUSANDS = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
 _LONGEST, _DEEPEST = 1000, 40
 _SAFE_NAME = re.compile(r"[\w\\{}^,'* +-]*")

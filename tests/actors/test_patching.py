@@ -102,6 +102,11 @@ def test_one_that_slept_for_long_fetches_the_whole_file(far: FarActor) -> None:
     assert far.fetch(last) == ["20/model.safetensors"]
 
 
+def test_one_that_joins_late_fetches_one_whole_file(far: FarActor) -> None:
+    *_, last = [far.publish(step) for step in range(21)]
+    assert far.fetch(last) == ["20/model.safetensors"]
+
+
 def test_deltas_as_large_as_the_file_are_not_fetched(far: FarActor) -> None:
     far.fetch(far.publish(0))
     second = far.publish(1)

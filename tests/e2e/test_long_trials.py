@@ -92,7 +92,7 @@ def test_a_role_whose_steps_take_longer_than_the_machine_explains_is_named(learn
 
 def test_actors_that_come_and_go_lose_nothing_and_do_nothing_twice(tmp_path):
     found = run_joiners(
-        tmp_path, seconds=3.0, actors=4, seed=1, lease_s=1.0, pause_s=0.5, calm_s=1.0, steps=2,
+        tmp_path, seconds=3.0, actors=4, seed=1, lease_s=1.0, pause_s=0.5, warm_s=0, calm_s=1.0, steps=2,
         FAKE_TOKEN_DELAY_S="0.02", LEARNER_GROUPS_PER_STEP="4", LEARNER_MAX_STALENESS="2",
     )  # fmt: skip
     assert found.faults == []

@@ -96,6 +96,12 @@ def test_helm_finds_nothing_in_the_chart():
     assert {one["error"] for one in found["messages"]} <= {"icon is recommended"}
 
 
+def test_helm_finds_a_planted_error(tmp_path):
+    shutil.copytree(CHART, tmp_path / "penstock")
+    planted(CHART / "Chart.yaml", tmp_path / "penstock", "\nversion:", "\nversoin:")
+    assert "version is required" in str(helm.lint(str(tmp_path / "penstock"))["errors"])
+
+
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 def test_every_object_has_the_form_that_kubernetes_and_keda_ask_for(values):
     objects = render(values)

@@ -229,7 +229,7 @@ def test_environment() -> None:
     ("text", "inside"),
     [
         (r"\boxed{1}", "1"),
-        (r"\fbox{1}", None),
+        (r"\fbox{1}", "1"),
         (r"\boxed {\frac{1}{2}} and \boxed{", r"\frac{1}{2}"),
         (r"\boxed{a{b}c} x", "a{b}c"),
         ("none", None),
