@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from penstock.actors.tool_calls import ToolCall, read_calls
-from penstock.common.chat.known_format import KnownFormat
+from penstock.common.chat.known_format import KnownFormat, read_tokenizer
 from penstock.common.chat.renderer import ChatRenderer, RendererFailed
 from penstock.common.episodes.pool import EpisodeFailed
 from penstock.common.log import get_logger
@@ -53,7 +52,7 @@ class TurnTemplate:
         self._unproven = unproven
         self._system = chat.system_prompt
         self._renderer = ChatRenderer(chat.template, chat.variables)
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer = read_tokenizer(folder)
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._format: KnownFormat | None = None
         if chat.renderer:

@@ -24,6 +24,7 @@ _TYPES: dict[str, Any] = {
 }  # fmt: skip
 _DEEPEST = 8
 _MOST_BYTES = 2**24
+_NO_SESSION = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")  # ends one, or there is none free
 
 
 def OpenEnv(url: str, reward: Literal["sum", "last"] = "sum", timeout_s: float = 60.0) -> type:
@@ -32,7 +33,7 @@ def OpenEnv(url: str, reward: Literal["sum", "last"] = "sum", timeout_s: float =
     Asks the server for its tools. A server without tools (of MCP) gets one tool, `step`, with the fields
     of its action. `reset` passes all columns of the row. The reward is the `sum` of the rewards of a
     rollout's steps, or the `last` one. `timeout_s` is the time for each answer. Raise ConnectionError if
-    the server does not answer, ValueError if a tool cannot be used from Python.
+    the server does not answer or has no free session, ValueError if a tool cannot be used from Python.
     """
     if reward not in ("sum", "last"):
         raise ValueError(f"OpenEnv: reward is {reward!r}, expected 'sum' or 'last'")
@@ -67,7 +68,7 @@ class _Server:
     def ask(self, connection: ClientConnection, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """Send a message and return the data of its answer.
 
-        Raise OpenEnvError for an answer that is an error, ConnectionError if none comes in time.
+        Raise OpenEnvError for an error, ConnectionError if none comes in time or no session is left.
         """
         try:
             with suppress(WebSocketException):  # a server without a free session says so, then closes
@@ -80,8 +81,10 @@ class _Server:
             ) from error
         found = answer.get("data") or {}
         if answer.get("type") == "error":
-            hint = ": let the server serve more sessions" if "CAPACITY" in str(found.get("code")) else ""
-            raise OpenEnvError(f"{found.get('message', 'error')}{hint}")
+            message = str(found.get("message", "error"))
+            if found.get("code") in _NO_SESSION:  # the policy is not at fault
+                raise ConnectionError(f"{self.address}: {message}: serve more sessions, or see its log")
+            raise OpenEnvError(message)
         return dict(found)
 
 
@@ -182,7 +185,7 @@ def _address_of(url: str) -> str:
 
 
 def _find_tools(server: _Server) -> list[_Tool]:
-    """Return the tools of a server. Raise ConnectionError if it does not answer."""
+    """Return the tools of a server. Raise ConnectionError without an answer or a free session."""
     with server.connect() as connection:
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         try:

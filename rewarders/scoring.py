@@ -159,7 +159,7 @@ class Scorer:
         except ScoringFailed as error:
             if TOO_LONG in str(error):  # said before the tries that may take as long again
                 self.failed.tell(str(error), "its completions are tried one by one")
-            self._check_without_completion(spec, arguments, error)
+            self._check_without_completion(spec, _only(arguments, scores.healthy[:1]), error)
             for index in scores.healthy:
                 try:
                     self.pool.score(spec, _only(arguments, [index]))
@@ -184,11 +184,12 @@ class Scorer:
     ) -> None:
         """Raise ScoringFailed if the reward fails for the completion `0` too: no completion is at fault.
 
-        `0` is scored alone, with the other `arguments` of the first completion but its transcript.
-        `found` is the failure of the whole group, which the error repeats.
+        `0` is scored alone, with the other `arguments` of one completion, in a conversation as its only
+        message. `found` is the failure of the whole group, which the error repeats.
         """
-        harmless = _only(arguments, [0]) | {"completions": ["0"], "completion_ids": [[0]]}
-        harmless.pop("transcripts", None)
+        harmless = arguments | {"completions": ["0"], "completion_ids": [[0]]}
+        if "transcripts" in arguments:
+            harmless["transcripts"] = [[{"role": "assistant", "content": "0"}]]
         try:
             self.pool.score(spec, harmless)
         except ScoringFailed as error:

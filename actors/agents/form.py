@@ -241,13 +241,13 @@ def _text(what: str, value: Any) -> str:
 def assistant_message(text: str, said: str, calls: Sequence[ToolCall], turn: int) -> Message:
     """Return a completion as an assistant's message, in the form of `read_messages`.
 
-    `said` is the completion's `text` without the tool `calls` in it. Without calls, or if one of them
-    has an `error`, the content is `text` and no call is in the message. Else the content is `said`, and
-    `tool_calls` has the calls. Their ids have nine letters and digits, as some templates demand.
+    `said` is the completion's `text` as the model's format reads it, without the tool `calls` in it. It
+    is the content, and `tool_calls` has the calls. If one has an `error`, the content is `text`, and
+    no call is in the message. Their ids have nine letters and digits, as some templates demand.
     Example: call00301 is the second call of `turn` 3, the rollout's fourth completion.
     """
     if not calls or any(call.error for call in calls):
-        return {"role": "assistant", "content": text}
+        return {"role": "assistant", "content": text if calls else said}
     named = enumerate(calls)
     made = [_call(f"call{turn:03d}{place:02d}", call.name, call.arguments) for place, call in named]
     return {"role": "assistant", "content": said, "tool_calls": made}

@@ -26,7 +26,6 @@ from penstock.actors.agents.form import (
 from penstock.actors.agents.sequences import Limits, Sequences
 from penstock.actors.conversation import InThread, Sample, Tokens, begun, shown, turn_sampling
 from penstock.actors.engine import Aborted, PromptRefused
-from penstock.actors.tool_calls import ToolCall
 from penstock.actors.turns import Message, TurnTemplate
 from penstock.common.episodes.pool import Episode, EpisodeFailed, EpisodePool
 from penstock.common.errors import PenstockError
@@ -210,9 +209,9 @@ class AgentRollout:
             since = turn.sequence.tokens.since
             sampled = await self._sampled(number, prompt, most, since)
             text = self._template.text_of(sampled.token_ids.tolist())
-            said, calls = text, list[ToolCall]()
-            if request.tools and sampled.finish_reason == "stop":  # a call may be cut
-                said, calls = self._template.read(prompt, sampled.token_ids, request.tools)
+            said, calls = self._template.read(prompt, sampled.token_ids, request.tools)
+            if sampled.finish_reason != "stop" or (calls and not request.tools):  # a call may be cut
+                said, calls = text, []
             message = assistant_message(text, said, calls, number)
             self._sequences.take(turn, request, sampled, message)
         self._answers += 1

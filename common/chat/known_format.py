@@ -9,6 +9,7 @@ earlier turns anew, as Qwen 3's does. It is optional: `pip install 'penstock[ren
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -37,6 +38,17 @@ _FAULTS = {
 
 FoundCall = tuple[str, dict[str, Any], str]
 """A tool call in a completion: name, arguments, and "" or the reason why the call cannot be run."""
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Return a model's tokenizer, without the truncation and padding that its file may have.
+
+    If tokenizer.json in the `folder` cannot be read, the library tokenizers raises Exception.
+    """
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 class _Tokenizer:

@@ -6,6 +6,7 @@ four, so a resume or a replay builds the same Batch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
@@ -147,11 +148,12 @@ def is_over_lag(scored: ScoredGroup, step: int, settings: LearnerSettings) -> bo
     With LEARNER_OVER_LAG=set_aside a single trainable token whose staleness is over max_staleness makes
     the group too stale. With `mask` all its trainable tokens must be over max_staleness, because
     `build_batch` leaves single ones untrained. Trainable are the tokens that the policy sampled, less
-    those of completions that the setting mask_truncated_completions leaves out. A group without
-    trainable tokens is never too stale.
+    those of rollouts without a reward, such as one whose environment broke, and of completions that the
+    setting mask_truncated_completions leaves out. A group without trainable tokens is never too stale.
     Example: max_staleness 2 and step 7, tokens of versions 4 and 5: too stale with set_aside only.
     """
-    made = [one for rollout in scored.group.rollouts for one in rollout.sequences]
-    lags = [token_staleness(item, step)[trainable_tokens(item, settings)] for item in made]
+    rewarded = [set(row) != {None} for row in zip(*scored.rewards.values(), strict=True)]
+    made = [one for rollout in compress(scored.group.rollouts, rewarded) for one in rollout.sequences]
+    lags = [np.empty(0), *(token_staleness(one, step)[trainable_tokens(one, settings)] for one in made)]
     over = np.concatenate(lags) > settings.max_staleness
     return bool(over.any() if settings.over_lag == "set_aside" else over.size and over.all())

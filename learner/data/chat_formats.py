@@ -5,9 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from penstock.common.chat.known_format import KnownFormat, format_of_model
+from penstock.common.chat.known_format import KnownFormat, format_of_model, read_tokenizer
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
@@ -40,8 +38,7 @@ def resolve_format(
         return template.chat
     tools: Sequence[Any] = next(iter(episodes.schemas.values()), [])
     try:
-        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        known = KnownFormat(name, tokenizer, settings.chat_template_kwargs)
+        known = KnownFormat(name, read_tokenizer(model), settings.chat_template_kwargs)
         _check_same(name, template, known, tools)
     except ConfigError as error:
         if named:

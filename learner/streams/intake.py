@@ -119,7 +119,8 @@ class Intake:
         made = [one for rollout in scored.group.rollouts for one in rollout.sequences]
         versions = [span.version for one in made for span in one.spans]
         known = [self.newest_version] if self.newest_version else []
-        self.newest_version = max(versions + known, key=lambda found: (found.step, found.incarnation))
+        newest = max(versions + known, key=lambda one: (one.step, one.incarnation), default=None)
+        self.newest_version = newest  # None: a forged group has no sampled token
 
     def _refuse(self, ticket: TicketId, reason: Reason) -> None:
         """End the open ticket of a refused outcome as stale, for `reason`, and count it.

@@ -165,3 +165,4 @@ def test_an_answer_comes_back_as_it_went(text: str, content: str | None, calls: 
 
 def test_without_tools_no_call_is_read() -> None:
     assert assistant_message(call_of(a=1), call_of(a=1), [], 0)["content"] == call_of(a=1)
+    assert assistant_message("as sampled", "as read", [], 0)["content"] == "as read"

@@ -22,7 +22,7 @@ from penstock.actors.conversation import shown
 from penstock.actors.engine import Aborted, PromptRefused
 from penstock.actors.rollout_groups import Conversations
 from penstock.actors.tool_calls import read_calls
-from penstock.actors.turns import TurnTemplate
+from penstock.actors.turns import TurnTemplate, answer_message
 from penstock.common.config.settings import ActorSettings
 from penstock.common.episodes.pool import EpisodeFailed, EpisodePool
 from penstock.common.own_code import digest_of, find_code
@@ -184,6 +184,20 @@ def test_where_exactness_is_not_proven_nothing_is_added(converse: Converse, temp
     (rollout, *_), _ = converse([call_of(a=1, b=2), "It is 3."], template)
     assert rollout.finish_reason == "template"
     assert rollout.mask.all()
+
+
+def test_truncation_in_tokenizer_json_cuts_no_turn(folder: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = np.array([tokenizer.token_to_id("<|im_end|>")], dtype="<i4")
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    said, answer = {"role": "assistant", "content": "a"}, answer_message("add", "1 and 2 are 3")
+    plain, left = (
+        TurnTemplate(ChatSpec(CHATML), place).extend([], said, [answer], [], end, end)
+        for place in (folder, tmp_path)
+    )
+    assert plain.tolist() == left.tolist()
 
 
 def test_the_answers_of_tools_are_in_the_transcript(converse: Converse) -> None:

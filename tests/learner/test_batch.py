@@ -80,6 +80,7 @@ def test_tokens_that_are_not_trained_anyway_put_no_group_aside():
     foreign = replace(one, mask=np.array([False, False, True]), spans=one.spans[1:])
     group = replace(group, group=replace(group.group, rollouts=(foreign, foreign)))
     assert not is_over_lag(group, 2, make_settings(over_lag="set_aside"))
+    assert not is_over_lag(scored((0, 3), rewards=(None, None)), 2, make_settings())
     cut = scored((0, 3), finish_reason="length")
     settings = make_settings(over_lag="set_aside", mask_truncated_completions=True)
     assert not is_over_lag(cut, 2, settings)

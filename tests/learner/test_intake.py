@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from penstock.common.broker.work_stream import Entry
@@ -16,7 +17,7 @@ from penstock.learner.state.ledger import Ledger
 from penstock.learner.streams import intake
 from penstock.learner.streams.intake import Intake
 from tests.common.builders import weights_hash
-from tests.learner.builders import make_outcome, make_plan, make_settings, make_verdict
+from tests.learner.builders import make_group, make_outcome, make_plan, make_settings, make_verdict
 
 
 class Desk:
@@ -87,6 +88,16 @@ def test_the_lag_of_a_held_group_is_looked_at_once_per_step(monkeypatch):
         *((name, step) for step in (1, 2) for name in both),
     ]
     assert not desk.intake.held
+
+
+def test_a_forged_group_without_a_sampled_token_ends_no_learner():
+    desk = Desk(tools=["tools.py:add"])
+    desk.issue(1)
+    ticket = TicketId.train(0)
+    scored = make_group(desk.plan.source.train(ticket, Version(1, 0)))
+    silent = replace(scored.group.rollouts[0], mask=np.zeros(3, bool), spans=())
+    forged = replace(scored, group=replace(scored.group, rollouts=(silent, silent)))
+    assert desk.intake.fold(Entry("0-1", ticket, encode(forged)))
 
 
 def test_a_duplicate_of_a_held_or_closed_ticket_changes_nothing():

@@ -104,10 +104,13 @@ def test_the_result_of_a_tool_is_its_value_and_its_error_an_exception(adding: st
         session.add(a=99, b=4)
 
 
-def test_a_lost_server_is_no_answer_to_the_policy() -> None:
+def test_a_lost_server_is_no_answer_to_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     with openenv_server(Guessing) as address:
         session = OpenEnv(address)()
         session.reset(**ROW)
+        monkeypatch.setattr(Guessing, "step", lambda self, action: ("error", {"code": "SESSION_ERROR"}))
+        with pytest.raises(SystemExit, match="serve more sessions, or see its log"):
+            session.step(number=1)
     with pytest.raises(SystemExit, match="did not answer step"):
         session.step(number=1)
     with pytest.raises(ConnectionError, match="does not answer"):
@@ -118,8 +121,10 @@ def test_a_server_without_a_free_session_says_so() -> None:
     with openenv_server(Guessing, sessions=1) as address:
         kind = OpenEnv(address)
         first = wait_until(lambda: begun(kind), "the session that asked for the tools to end")
-        with pytest.raises(OpenEnvError, match="at capacity: let the server serve more sessions"):
+        with pytest.raises(ConnectionError, match="at capacity: serve more sessions"):
             kind().reset(**ROW)
+        with pytest.raises(ConnectionError, match="at capacity"):
+            OpenEnv(address)  # not a class with other tools than the server's
         assert "right" in first.step(number=7)
 
 
@@ -128,7 +133,7 @@ def begun(kind: type) -> Any:
     session = kind()
     try:
         session.reset(**ROW)
-    except OpenEnvError:
+    except ConnectionError:
         return None
     return session
 

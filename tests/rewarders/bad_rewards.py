@@ -17,6 +17,12 @@ def length_in_letters(prompts: list[str], completions: list[str], **columns: Any
     return [float(len(completion)) for completion in completions]
 
 
+def picky(transcripts: list[Any], environment_reward: list[float], **columns: Any) -> list[float]:
+    """Fails for the answer `bad`, and without its arguments."""
+    assert all(talk[-1]["content"] != "bad" for talk in transcripts), "a bad answer"
+    return [reward + 0.5 for reward in environment_reward]
+
+
 def show_arguments(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
     """1.0 where prompt, completion and every column arrived as promised."""
     return [

@@ -97,3 +97,11 @@ def test_own_rewards_get_the_messages_in_the_form_of_trl(pool, folder, tmp_path)
     outcome = scorer.score_group(group_of(scorer, talk("4"), talk("5")))
     assert isinstance(outcome, ScoredGroup)
     assert outcome.rewards == {"turns": (3.0, 3.0)}
+
+
+def test_the_conversation_for_which_a_reward_fails_is_left_out_alone(pool, folder) -> None:
+    scorer = make_scorer(make_contract(folder, {"picky": 1.0}), pool, "rewarder-1")
+    talks = (talk("5", failure="it broke"), talk("bad", 1.0), talk("4", 2.0), talk("5", 3.0))
+    outcome = scorer.score_group(group_of(scorer, *talks))
+    assert isinstance(outcome, ScoredGroup)
+    assert outcome.rewards == {"picky": (None, None, 2.5, 3.5)}
