@@ -197,7 +197,7 @@ class Conversation:
         prompt_ids = self._ids_so_far()
         self._tokens.add_sampled(sampled)
         self._turns += 1
-        text, calls = self._template.read(prompt_ids, sampled.token_ids, self._tools)
+        text, calls = await in_thread(self._template.read, prompt_ids, sampled.token_ids, self._tools)
         message: Message = {"role": "assistant", "content": text}
         if named := [call.as_message for call in calls if call.name]:
             message["tool_calls"] = named

@@ -212,7 +212,9 @@ class AgentRollout:
             text = self._template.text_of(sampled.token_ids.tolist())
             said, calls = text, list[ToolCall]()
             if request.tools and sampled.finish_reason == "stop":  # a call may be cut
-                said, calls = self._template.read(prompt, sampled.token_ids, request.tools)
+                said, calls = await self._in_thread(
+                    self._template.read, prompt, sampled.token_ids, request.tools
+                )
             message = assistant_message(text, said, calls, number)
             self._sequences.take(turn, request, sampled, message)
         self._answers += 1
