@@ -96,7 +96,7 @@ def render(template: Template, variables: dict[str, Any], asked: dict[str, Any])
 def serve(channel: socket.socket) -> None:
     """Answer each JSON line of the socket with one until the other end closes it; close it then.
 
-    The first line has `template`, `variables` and `reader` of a ChatRenderer, its answer is {"text": ""}.
+    First come `template`, `variables` and `reader` of a ChatRenderer; the answer is {"text": ""}.
     Each further line is the `asked` of `render`, or the arguments of KnownFormat.read, whose result is
     JSON then. The answer is {"text": ...}, or {"error": ...} for whatever that raises, cut to 300
     letters. Raise OSError if an answer cannot be sent, ValueError if the first line is no JSON.

@@ -50,7 +50,7 @@ def set_limits(limits: Limits) -> None:
 
 
 def leave_room(limits: Limits) -> None:
-    """Let this process fill three quarters of its user's processes: the rest is for others to fork calls.
+    """Let this process fill three quarters of its user's processes: the rest is for other calls.
 
     Raise OSError if the kernel refuses.
     """
