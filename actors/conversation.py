@@ -19,6 +19,7 @@ from penstock.actors.tool_calls import ToolCall
 from penstock.actors.turns import Message, TurnTemplate, answer_message
 from penstock.common.episodes.pool import Episode, EpisodeFailed, EpisodePool
 from penstock.common.log import get_logger
+from penstock.common.sandbox.frames import LONGEST_ANSWER
 from penstock.common.text import SHOWN, encodable, short
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import FinishReason, Int32s, Rollout, Sampling, Span, Ticket
@@ -35,6 +36,7 @@ Sample = Callable[[str, Int32s, Sampling, Version | None], Awaitable[Rollout]]
 _NO_IDS: Int32s = np.zeros(0, dtype="<i4")
 _LONGEST_SHOWN = 20_000
 """Most letters that a transcript keeps of a message that is not the policy's."""
+_FULL = f"not run: the answers of this turn have over {LONGEST_ANSWER} letters"
 
 
 @dataclass(slots=True)
@@ -189,15 +191,15 @@ class Conversation:
     ) -> FinishReason | None:
         """Add a completion and the answers to its calls. Return why the conversation ends, else None.
 
-        The calls are run in `episode`, one after the other, by `in_thread`. Return the completion's own
-        reason if it has no calls or was cut, "turns" if it is over the limit of completions with calls,
-        "template" if no turn can be appended exactly, "length" if no token would be left. Raise
-        EpisodeFailed if a tool broke.
+        The calls are run in `episode`, one after the other, by `in_thread`, until their answers have over
+        4,194,304 letters. Return the completion's own reason if it has no calls or was cut, "turns" if it
+        is over the limit of completions with calls, "template" if no turn can be appended exactly,
+        "length" if no token would be left. Raise EpisodeFailed if a tool broke.
         """
         prompt_ids = self._ids_so_far()
         self._tokens.add_sampled(sampled)
         self._turns += 1
-        text, calls = self._template.read(prompt_ids, sampled.token_ids, self._tools)
+        text, calls = await in_thread(self._template.read, prompt_ids, sampled.token_ids, self._tools)
         message: Message = {"role": "assistant", "content": text}
         if named := [call.as_message for call in calls if call.name]:
             message["tool_calls"] = named
@@ -206,7 +208,11 @@ class Conversation:
             return sampled.finish_reason
         if self._max_turns and self._turns > self._max_turns:
             return "turns"
-        answers = [await self._answer(call, episode, in_thread) for call in calls]
+        answers: list[Message] = []
+        for call in calls:
+            full = sum(len(one["content"]) for one in answers) > LONGEST_ANSWER
+            asked = replace(call, error=_FULL) if full else call
+            answers.append(await self._answer(asked, episode, in_thread))
         suffix: Int32s | None = await in_thread(
             self._template.extend, self._messages, message, answers, self._tools, prompt_ids,
             sampled.token_ids,

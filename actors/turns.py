@@ -51,7 +51,7 @@ class TurnTemplate:
     def __init__(self, chat: ChatSpec, folder: Path, unproven: str = "Conversations end there") -> None:
         self._unproven = unproven
         self._system = chat.system_prompt
-        self._renderer = ChatRenderer(chat.template, chat.variables)
+        self._renderer = ChatRenderer(chat.template, chat.variables, chat.renderer, str(folder))
         self._tokenizer = read_tokenizer(folder)
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._format: KnownFormat | None = None
@@ -105,17 +105,19 @@ class TurnTemplate:
         """Return the text of a completion without its tool calls, and the calls in their order.
 
         `prompt_ids` (P,) are all tokens before `completion_ids` (T,), `tools` the JSON schemas of the
-        tools. Calls after the first 64 are replaced by one with an error. If the library renderers
-        cannot read a completion, this is logged at level debug, and the whole text and [] are returned.
+        tools. Calls after the first 64 become one with an error. If the library renderers cannot read a
+        completion, return the whole text and []. Raise EpisodeFailed if its process ends, or takes 10 s.
         """
-        text = self.text_of(completion_ids.tolist())
+        before, ids = prompt_ids.tolist(), completion_ids.tolist()
         if self._format is None:
-            return read_calls(text)
+            return read_calls(self.text_of(ids))
         try:
-            text, found = self._format.read(prompt_ids.tolist(), completion_ids.tolist(), tools)
-        except ValueError as error:
-            log.debug("A completion was taken as text.", reason=str(error))
-            return text, []
+            with self._lock:
+                text, found = self._renderer.read(prompt_ids=before, completion_ids=ids, tools=tools)
+        except RendererFailed as error:
+            raise EpisodeFailed(f"a completion cannot be read: {short(error, 300)}") from error
+        except ValueError:  # of what a model wrote
+            return self.text_of(ids), []
         return text, [ToolCall(*call) for call in found]
 
     def extend(

@@ -149,7 +149,7 @@ def serve(channel: socket.socket) -> None:
     The first request names a model, see `load`; loading the model is answered by {"value": []}. Later
     requests have `talks`, lists of messages, and are answered by {"value": numbers}. An error is
     answered by {"mistake": text}. Return after any error but one of a conversation that is too long or
-    that the template refuses: a device may be lost.
+    that the template refuses, as a device may be lost; the answer then has `ends` too.
     """
     model: RewardModel | None = None
     with contextlib.suppress(EOFError, ConnectionError):  # the rewarder has closed its end
@@ -164,7 +164,8 @@ def serve(channel: socket.socket) -> None:
             except (TooLong, TemplateFailed) as error:
                 frames.send(channel, {"mistake": str(error)})
             except Exception as error:  # transformers raises whatever its parts raise
-                frames.send(channel, {"mistake": frames.short(f"{type(error).__name__}: {error}")})
+                text = frames.short(f"{type(error).__name__}: {error}")
+                frames.send(channel, {"mistake": text, "ends": True})
                 return
 
 

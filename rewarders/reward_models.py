@@ -145,6 +145,8 @@ class ModelProcess:
             self.close()
             cause = f"the reward model's process ended: {error or 'it closed its socket'}"
             raise ModelFailed(f"{cause}; see the rewarder's standard error") from error
+        if answer.get("ends"):  # a call before its end would fail with it
+            self.close()
         if "mistake" in answer:
             raise ModelFailed(frames.short(answer["mistake"]))
         return answer.get("value")

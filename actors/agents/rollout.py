@@ -209,7 +209,9 @@ class AgentRollout:
             since = turn.sequence.tokens.since
             sampled = await self._sampled(number, prompt, most, since)
             text = self._template.text_of(sampled.token_ids.tolist())
-            said, calls = self._template.read(prompt, sampled.token_ids, request.tools)
+            said, calls = await self._in_thread(
+                self._template.read, prompt, sampled.token_ids, request.tools
+            )
             if sampled.finish_reason != "stop" or (calls and not request.tools):  # a call may be cut
                 said, calls = text, []
             message = assistant_message(text, said, calls, number)

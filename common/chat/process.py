@@ -5,6 +5,8 @@
 Reads JSON lines from the socket FD and answers each with one: see `serve`. The process ends with its
 socket or its parent. The environment of a template is that of transformers' apply_chat_template, whose
 import would take a second; tests/learner/test_templates.py compares the two.
+
+Completions are read here too, by the library `renderers`: some take its regular expressions for hours.
 """
 
 import ctypes
@@ -14,12 +16,16 @@ import signal
 import socket
 import sys
 from datetime import datetime
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from penstock.common.chat.known_format import KnownFormat, read_tokenizer
 
 MOST_BYTES = 16 << 20
 """The longest answer, a prompt as JSON. Its tokens would fill any model's context."""
@@ -42,6 +48,7 @@ class Generation(Extension):
         return nodes.Scope(body).set_lineno(line)
 
 
+@cache
 def compile_template(text: str) -> Template:
     """Return the chat template `text` for jinja2's sandbox. Raise TemplateError if it is no template.
 
@@ -89,22 +96,30 @@ def render(template: Template, variables: dict[str, Any], asked: dict[str, Any])
 def serve(channel: socket.socket) -> None:
     """Answer each JSON line of the socket with one until the other end closes it; close it then.
 
-    The first line is {"template": ..., "variables": ...}, and its answer {"text": ""}. Each further line
-    is the `asked` of `render`, and its answer {"text": ...}, or {"error": ...} for whatever that raises,
-    cut to 300 letters. Raise OSError if an answer cannot be sent, ValueError if the first line is no
-    JSON.
+    First come `template`, `variables` and `reader` of a ChatRenderer; the answer is {"text": ""}.
+    Each further line is the `asked` of `render`, or the arguments of KnownFormat.read, whose result is
+    JSON then. The answer is {"text": ...}, or {"error": ...} for whatever that raises, cut to 300
+    letters. Raise OSError if an answer cannot be sent, ValueError if the first line is no JSON.
     """
     with channel, channel.makefile("rb") as lines:
         head = json.loads(lines.readline())
+        name, folder = head["reader"] or ("", "")
+        known = KnownFormat(name, read_tokenizer(Path(folder)), head["variables"]) if name else None
+        limit_process()
         _answer(channel, {"text": ""})
-        template: Template | None = None
         for line in lines:
             try:
-                template = template or compile_template(head["template"])
-                answer = {"text": render(template, head["variables"], json.loads(line))}
+                answer = {"text": _text_for(json.loads(line), head, known)}
             except Exception as error:  # a template raises whatever it likes
                 answer = {"error": f"{type(error).__name__}: {error}"[:300]}
             _answer(channel, answer)
+
+
+def _text_for(asked: dict[str, Any], head: dict[str, Any], known: KnownFormat | None) -> str:
+    """Return messages as text, or as JSON what the format `known` reads. Raise whatever they raise."""
+    if known and "completion_ids" in asked:
+        return json.dumps(known.read(**asked))
+    return render(compile_template(head["template"]), head["variables"], asked)
 
 
 def _answer(channel: socket.socket, answer: dict[str, str]) -> None:
@@ -129,5 +144,4 @@ def limit_process() -> None:
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    limit_process()
     serve(socket.socket(fileno=int(sys.argv[1])))

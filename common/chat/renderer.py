@@ -35,11 +35,12 @@ class RendererFailed(ValueError):
 class ChatRenderer:
     """Renders messages by one chat template, a jinja2 text, in a process that the first `render` starts.
 
-    `variables` are the template's own, such as bos_token. The process ends with this object.
+    `variables` are the template's own, such as bos_token. `reader` is the name of a KnownFormat, "" for
+    none, and the folder of its tokenizer.json: it reads completions. The process ends with this object.
     """
 
-    def __init__(self, template: str, variables: Mapping[str, Any]) -> None:
-        self._head = {"template": template, "variables": dict(variables)}
+    def __init__(self, template: str, variables: Mapping[str, Any], *reader: str) -> None:
+        self._head = {"template": template, "variables": dict(variables), "reader": reader}
         self._left_s = _LIMIT_S
         self._channel: socket.socket | None = None
         self._stop: Any = None
@@ -73,6 +74,17 @@ class ChatRenderer:
         text = self._ask(asked, self._left_s, late)
         self._left_s -= time.monotonic() - began
         return text
+
+    def read(self, **asked: Any) -> Any:
+        """Return the text of a completion and its calls, as KnownFormat.read does for arguments `asked`.
+
+        Raise ValueError if the format cannot read it; that is a RendererFailed, as of `render`, if the
+        process ends, or takes over 10 s: some texts take the format for hours.
+        """
+        if self._channel is None:
+            self._start()
+        late = f"has a format that took over {_LIMIT_S:g} s to read a completion: it is left out"
+        return parse_json(self._ask(asked, _LIMIT_S, late))
 
     def _start(self) -> None:
         """Start the process and send it the template. Raise RendererFailed without answer in 120 s.

@@ -34,6 +34,7 @@ from penstock.common.sandbox.limits import (
     clear_timers,
     die_with_parent,
     ignore_polite_signals,
+    leave_room,
     let_children_obey,
     set_limits,
 )
@@ -293,6 +294,7 @@ def _call(numbers: list[int], limits: Limits) -> None:
     ever used over a quarter of `limits.memory_bytes`, exit with OUT_OF_MEMORY, 77, and send nothing. A
     process that the called code has forked exits with 0 without sending. Timers of the code are stopped.
     """
+    leave_room(limits)
     connection = socket.socket(fileno=numbers[0])
     for number in (1, 2):
         os.dup2(numbers[1], number)

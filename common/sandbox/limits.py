@@ -49,6 +49,15 @@ def set_limits(limits: Limits) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write over the limit is an error, not the end
 
 
+def leave_room(limits: Limits) -> None:
+    """Let this process fill three quarters of its user's processes: the rest is for other calls.
+
+    Raise OSError if the kernel refuses.
+    """
+    if limits.processes:
+        _limit(resource.RLIMIT_NPROC, limits.processes * 3 // 4)
+
+
 def _limit(resource_number: int, value: int) -> None:
     """Set the soft and hard limit of `resource_number`, such as RLIMIT_AS, to `value`.
 

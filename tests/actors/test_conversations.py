@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from penstock.actors import conversation
 from penstock.actors.conversation import shown
 from penstock.actors.engine import Aborted, PromptRefused
 from penstock.actors.rollout_groups import Conversations
@@ -214,6 +215,14 @@ def test_the_answers_of_tools_are_in_the_transcript(converse: Converse) -> None:
     assert [message.get(FAILED_TOOL, False) for message in talk.messages[1:5]] == [False, *[True] * 3]
     assert (talk.turns, talk.tool_calls, talk.tool_failures) == (2, 4, 3)
     assert (talk.reward, talk.failure) == (None, "")
+
+
+def test_after_long_answers_other_calls_of_a_turn_are_not_run(converse: Converse, monkeypatch) -> None:
+    monkeypatch.setattr(conversation, "LONGEST_ANSWER", 1)
+    (rollout, *_), _ = converse([call_of(a=9, b=2) + call_of(a=1, b=2), "It is 3."])
+    assert rollout.transcript is not None
+    answers = [message["content"] for message in rollout.transcript.messages[1:3]]
+    assert answers == ["11", conversation._FULL]
 
 
 def test_a_refused_later_turn_costs_its_rollout_and_a_refused_first_one_the_ticket(

@@ -14,10 +14,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from penstock.actors.rollout_groups import Conversations
+from penstock.actors.tool_calls import ToolCall
 from penstock.actors.turns import TurnTemplate
+from penstock.common.chat import renderer
 from penstock.common.chat.known_format import KnownFormat, format_of_model
 from penstock.common.config.settings import ActorSettings
-from penstock.common.episodes.pool import EpisodePool
+from penstock.common.episodes.pool import EpisodeFailed, EpisodePool
 from penstock.common.errors import ConfigError
 from penstock.common.wire.contract import ChatSpec
 from penstock.common.wire.messages import Rollout
@@ -158,12 +160,18 @@ def test_what_a_policy_writes_never_fails_its_ticket(folder: Path, pool: Episode
     assert rollout.transcript.tool_calls == rollout.transcript.tool_failures
 
 
-def test_a_completion_with_hundreds_of_tags_is_refused_unread(folder: Path) -> None:
+def test_a_completion_that_takes_the_library_minutes_costs_its_rollout_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renderer, "_LIMIT_S", 2.0)
+    template = TurnTemplate(ChatSpec(CHATML, {}, "", "qwen3.5"), folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    known = KnownFormat("qwen3.5", tokenizer, {})
-    text = "<tool_call><function=f>" + "<parameter=a>" * 600
-    with pytest.raises(ValueError, match="601 tags of tool calls, expected at most 512"):
-        known.read([], tokenizer.encode(text).ids, [])
+    tags = "<parameter=a>" * 20_000
+    texts = ("", f"<tool_call><function=f>{tags}</tool_call>", FORMS[1].call % 2)
+    none, slow, fine = (np.array(tokenizer.encode(text).ids, dtype="<i4") for text in texts)
+    with pytest.raises(EpisodeFailed, match="took over 2 s to read a completion"):
+        template.read(none, slow, [TOOL])
+    assert template.read(none, fine, [TOOL])[1] == [ToolCall("add", {"a": 1, "b": 2})]
 
 
 def test_a_known_model_has_its_format_by_its_id() -> None:

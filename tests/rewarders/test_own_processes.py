@@ -86,10 +86,11 @@ def test_a_call_can_terminate_the_processes_that_it_forks(
 def test_the_processes_that_a_rewarder_keeps_are_within_the_limit(
     pool: ScoringPool, tmp_path: Path
 ) -> None:
-    """Of four rewarders of one user, each with a process for each of eight codes."""
-    limit = "import resource\nLIMIT = resource.getrlimit(resource.RLIMIT_NPROC)[0]\n"
-    code = limit + "def own(completions): return [LIMIT]"
-    assert score(pool, own(tmp_path, code)) == (4 * (1 * (1 + 8 + 1) + 64.0),)
+    """Of four rewarders of one user, with a process for each of eight codes; calls leave a quarter."""
+    limit = "import resource as r\nlimit = lambda: r.getrlimit(r.RLIMIT_NPROC)[0]\nALL = limit()\n"
+    code = limit + "def own(completions): return [ALL, limit()]"
+    most = 4 * (1 * (1 + 8 + 1) + 64.0)
+    assert score(pool, own(tmp_path, code), "a", "b") == (most, 0.75 * most)
 
 
 @needs_root

@@ -53,10 +53,11 @@ def save_reward_model(folder: Path, seed: int, outputs: int = 1) -> Path:
     )  # fmt: skip
     LlamaForSequenceClassification(config).save_pretrained(folder)
     save_tokenizer(folder, talks=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["@"])  # beyond the embeddings, so that the model fails for it
     if seed % 2:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
         tokenizer.chat_template = "{% for m in messages %}{{ m.role[:1] }}-{{ m.content }}{% endfor %}"
-        tokenizer.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -106,14 +107,16 @@ def test_the_rewards_are_the_numbers_of_transformers(pool, folder, models) -> No
         assert len({round(value, 4) for value in expected}) == len(TEXTS)
 
 
-def test_a_conversation_that_is_too_long_is_a_failure_of_its_own(pool, folder, models) -> None:
+def test_a_conversation_that_a_model_fails_for_is_a_failure_of_its_own(pool, folder, models) -> None:
     contract = contract_of(folder, f"model:plain={models['plain']}")
-    group = make_group(contract, "train:0", "4", "4" * 70, "5")
-    outcome = make_scorer(contract, pool, "rewarder-1").score_group(group)
-    assert isinstance(outcome, ScoredGroup)
-    assert outcome.rewards["plain"][1] is None
-    assert "72 tokens, and the reward model takes at most 64" in outcome.failures[1]
-    assert outcome.failures[0] == outcome.failures[2] == ""
+    scorer = make_scorer(contract, pool, "rewarder-1")
+    too_long = "72 tokens, and the reward model takes at most 64"
+    for text, words in (("4" * 70, too_long), ("@", "IndexError")):
+        outcome = scorer.score_group(make_group(contract, "train:0", "4", text, "5"))
+        assert isinstance(outcome, ScoredGroup)
+        assert outcome.rewards["plain"][1] is None
+        assert words in outcome.failures[1]
+        assert outcome.failures[0] == outcome.failures[2] == ""
 
 
 @pytest.mark.parametrize(
