@@ -19,10 +19,11 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import RewarderSettings
-from penstock.common.errors import ConfigError, ContractMismatch
+from penstock.common.errors import ConfigError, ContractMismatch, ServerUnavailable
 from penstock.common.sandbox import frames
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import ScoredGroup
+from penstock.common.wire.reward_spec import MODEL, RewardSpec
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.rewarders import model_process, reward_models
 from penstock.rewarders.scoring import make_scorer
@@ -171,6 +172,14 @@ def test_what_cannot_be_used_is_named_at_the_start(pool, folder, models, tmp_pat
         make_scorer(replace(contract, rewards=(gone,)), pool, "rewarder-1")
     with pytest.raises(ConfigError, match="neither a folder here nor a model of the hub"):
         resolve_rewards(LearnerSettings(rewards=[f"model:gone={tmp_path}/gone"]))
+
+
+def test_a_rewarder_whose_hub_is_away_may_be_started_again(pool, folder, monkeypatch, tmp_path) -> None:
+    for name, value in (("HF_ENDPOINT", "http://127.0.0.1:1"), ("HF_HOME", tmp_path), ("HF_HUB_OFFLINE", 0)):
+        monkeypatch.setenv(name, str(value))
+    far = RewardSpec("far", 1.0, "", "", {"model": "org/model", "revision": "main"}, MODEL)
+    with pytest.raises(ServerUnavailable, match="LocalEntryNotFoundError"):
+        make_scorer(replace(make_contract(folder, {}), rewards=(far,)), pool, "rewarder-1")
 
 
 def test_settings_name_the_mistakes() -> None:
