@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import SplitResult, urlsplit
 
-from penstock.common.deadline import Deadline
+from penstock.common.deadline import Deadline, run_aside
 from penstock.common.errors import ServerUnavailable
 from penstock.common.files.hashing import hash_file, new_digest
 from penstock.common.log import shorten
@@ -42,7 +42,7 @@ KEEPALIVE = [
 """A host that is gone is noticed within 40 s, also while this process waits for its turn."""
 _SLOWEST, _LONGEST_S = 64 << 10, 30 * 86400.0
 """Bytes per second of the slowest server, and the longest time for a file: a slower one is given up."""
-_POLL_S = 0.1
+_POLL_S, _LOOK_S = 0.1, 5.0
 _CHUNK = 1 << 20
 _PRINTABLE = re.compile(r"[!-~]*")
 _LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -66,12 +66,14 @@ class Source:
     """Where the learner's files are, as it was announced: a base URL, and the token that is asked for.
 
     The URL is that of the learner's file server, or of a run's folder in an object store (no token). A
-    file:// URL is followed only with `files`: whoever writes to the queue server chooses the URL.
+    file:// URL is followed only with `files`: whoever writes to the queue server chooses the URL. `moved`
+    tells whether the files are announced elsewhere by now.
     """
 
     url: str
     token: str = field(repr=False)
     files: bool = False
+    moved: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
     def address_of(self, path: str) -> str:
         """Return the URL of a file. Raise FetchFailed if the announced one is no plain URL."""
@@ -284,7 +286,7 @@ def _rest(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
     deadline = Deadline(_limit_s(wanted, begin), math.inf)
     with (
         httpx.Client(transport=transport, timeout=timeout, trust_env=False) as client,
-        _cutting(deadline.limit_s) as trace,
+        _cutting(deadline.limit_s, source.moved) as trace,
         client.stream(
             "GET", source.address_of(wanted.path), headers=headers, extensions={"trace": trace}
         ) as response,
@@ -305,19 +307,30 @@ def _certificates(_file: str) -> ssl.SSLContext:
 
 
 @contextmanager
-def _cutting(limit_s: float) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """Yield a function for httpx's extension `trace`; the connection that it saw is cut at the limit.
-
-    A server that sends a head without an end would otherwise never be given up.
-    """
+def _cutting(
+    limit_s: float, moved: Callable[[], bool]
+) -> Iterator[Callable[[str, dict[str, Any]], None]]:
+    """Yield a function for httpx's extension `trace`; the connection that it saw is cut by `_watch`."""
     connected: list[socket.socket] = []
-    timer = threading.Timer(limit_s, _cut, [connected])
-    timer.daemon = True
-    timer.start()
+    over = threading.Event()
+    run_aside(partial(_watch, connected, over, limit_s, moved))
     try:
         yield partial(_keep, connected)
     finally:
-        timer.cancel()
+        over.set()
+
+
+def _watch(
+    connected: list[socket.socket], over: threading.Event, limit_s: float, moved: Callable[[], bool]
+) -> None:
+    """Cut the connections at the limit, and once the files are served elsewhere, until all is `over`.
+
+    A server that sends a head without an end, or hangs and keeps its connections, would not be given up.
+    """
+    deadline = Deadline(limit_s, math.inf)
+    while not over.wait(min(_LOOK_S, limit_s)):
+        if deadline.expired() or moved():
+            _cut(connected)
 
 
 def _keep(connected: list[socket.socket], event: str, info: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from penstock.common.errors import (
     ContractMismatch,
     DeadlineExceeded,
     MalformedMessage,
+    PenstockError,
     RunNotReady,
     ServerUnavailable,
 )
@@ -154,7 +155,15 @@ class ModelFetcher:
                 f"version {weights.version} is announced at {shorten(weights.url)}, and "
                 f"ACTOR_WEIGHTS_FROM={self._way} allows no such address: set it to auto"
             )
-        return Source(weights.url, weights.token, self._run.allow_file_store)
+        moved = partial(self._moved, weights)
+        return Source(weights.url, weights.token, self._run.allow_file_store, moved)
+
+    def _moved(self, weights: Weights) -> bool:
+        """Return whether files are announced elsewhere than by `weights`; False if the server is away."""
+        with contextlib.suppress(PenstockError):
+            now = self._view.weights()
+            return now is not None and (now.url, now.token) != (weights.url, weights.token)
+        return False
 
     def with_tokenizer(self, contract: Contract) -> Path:
         """Return the model's folder on this host, or a copy with the tokenizer's files alone.

@@ -258,6 +258,23 @@ def test_a_learner_that_starts_again_serves_at_another_port(far: Run, host: Othe
         host.wait_for(1)
 
 
+def test_a_server_that_hangs_is_left_for_the_one_that_is_announced(
+    far: Run, host: OtherHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a learner's host which hangs, while a learner on another host goes on with the run."""
+    monkeypatch.setattr("penstock.common.transfer.download._LOOK_S", 0.1)
+    with serve(far), socket.create_server(("127.0.0.1", 0)) as hanging:
+        far.announce(0)
+        host.start().wait_for(0)
+        serving = far.queue.source
+        far.queue.source = Source(f"http://127.0.0.1:{hanging.getsockname()[1]}", "token")
+        far.announce(1)
+        with hanging.accept()[0]:  # it is fetching
+            far.queue.source = serving
+            far.announce(1)
+            host.wait_for(1)
+
+
 def test_fetched_versions_do_not_fill_the_disk(
     far: Run, server: FileServer, host: OtherHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
