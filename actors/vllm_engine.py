@@ -30,7 +30,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from penstock.actors.engine import Aborted, PromptRefused, WeightsRejected, verify_weights
+from penstock.actors.engine import (
+    Aborted,
+    PromptRefused,
+    WeightsRejected,
+    WeightsVanished,
+    verify_weights,
+)
 from penstock.actors.engine_memory import memory_advice
 from penstock.actors.token_versions import TokenVersions
 from penstock.actors.weights.adapter import AdapterFolder
@@ -261,7 +267,8 @@ class VllmEngine:
         With `again` they are loaded also if their hash is not new. Later tokens have the new version.
         Raise WeightsRejected, with nothing changed, for files that are not the announced ones. Raise
         EngineFailed if a later step fails: then the engine stays paused, because half-loaded weights
-        must not sample.
+        must not sample. So it does after WeightsVanished, if the only file was deleted meanwhile: vLLM
+        had opened it before it changed anything. Of several some may be loaded then.
         """
         if weights.adapter != self._adapter_spec:
             found, expected = (spec or "whole weights" for spec in (weights.adapter, self._adapter_spec))
@@ -280,9 +287,12 @@ class VllmEngine:
             self._hash, self._version = weights.hash, weights.version
             await self._llm.resume_generation()
         except Exception as error:  # vLLM raises whatever its parts raise
+            failed = f"vLLM did not load weights {weights.version}: {error!r}; "
+            if not weights.shards and not os.path.isfile(folder / weights.file):
+                self._hash = ""
+                raise WeightsVanished(f"{failed}a newer version has replaced them") from error
             raise EngineFailed(
-                f"vLLM did not load weights {weights.version}: {error!r}; start the actor again"
-                f"{_WITHOUT_ADAPTERS if weights.adapter else ''}"
+                f"{failed}start the actor again{_WITHOUT_ADAPTERS if weights.adapter else ''}"
             ) from error
 
     async def _load(self, folder: Path) -> None:

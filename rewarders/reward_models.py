@@ -67,7 +67,7 @@ class ModelProcess:
         """Start the process and wait until the model is loaded; do nothing if the process runs.
 
         Raise ModelFailed, with the reason, if loading fails or takes longer than
-        REWARDER_REWARD_MODEL_TIMEOUT_S, ServerUnavailable if its hub is away; the process is killed then.
+        REWARDER_REWARD_MODEL_TIMEOUT_S, ServerUnavailable if its hub is away. The process is killed.
         """
         with self._lock:
             self._ready()
@@ -106,7 +106,7 @@ class ModelProcess:
     def _ready(self) -> None:
         """Start the process and load the model, unless the process runs; the caller holds the lock.
 
-        Raise ModelFailed or ServerUnavailable, after the process is killed, if the model cannot be loaded.
+        Raise ModelFailed or ServerUnavailable, after its end, if the model cannot be loaded in time.
         """
         if self._process is not None and self._process.poll() is None:
             return

@@ -66,8 +66,8 @@ class Source:
     """Where the learner's files are, as it was announced: a base URL, and the token that is asked for.
 
     The URL is that of the learner's file server, or of a run's folder in an object store (no token). A
-    file:// URL is followed only with `files`: whoever writes to the queue server chooses the URL. `moved`
-    tells whether the files are announced elsewhere by now.
+    file:// URL is followed only with `files`: whoever writes to the queue server chooses the URL.
+    `moved` tells whether the files are announced elsewhere by now.
     """
 
     url: str

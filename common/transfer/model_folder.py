@@ -159,7 +159,7 @@ class ModelFetcher:
         return Source(weights.url, weights.token, self._run.allow_file_store, moved)
 
     def _moved(self, weights: Weights) -> bool:
-        """Return whether files are announced elsewhere than by `weights`; False if the server is away."""
+        """Return whether files are announced elsewhere than by `weights`; False without an answer."""
         with contextlib.suppress(PenstockError):
             now = self._view.weights()
             return now is not None and (now.url, now.token) != (weights.url, weights.token)

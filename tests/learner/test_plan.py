@@ -127,8 +127,9 @@ def test_a_hub_that_is_away_is_no_fault_of_the_settings(monkeypatch, cause, loca
             raise LocalEntryNotFoundError("not in the cache") from cause
         raise cause
 
-    for name in ("huggingface_hub.snapshot_download", "huggingface_hub.model_info", "datasets.load_dataset"):
-        monkeypatch.setattr(name, download)
+    monkeypatch.setattr("datasets.load_dataset", download)
+    for name in ("snapshot_download", "model_info"):
+        monkeypatch.setattr(f"huggingface_hub.{name}", download)
     for call in (
         lambda: resolve_model("org/model"),
         lambda: resolve_reward_model("helpful", "org/model", 1.0),

@@ -175,7 +175,8 @@ def test_what_cannot_be_used_is_named_at_the_start(pool, folder, models, tmp_pat
 
 
 def test_a_rewarder_whose_hub_is_away_may_be_started_again(pool, folder, monkeypatch, tmp_path) -> None:
-    for name, value in (("HF_ENDPOINT", "http://127.0.0.1:1"), ("HF_HOME", tmp_path), ("HF_HUB_OFFLINE", 0)):
+    away = {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": tmp_path, "HF_HUB_OFFLINE": 0}
+    for name, value in away.items():
         monkeypatch.setenv(name, str(value))
     far = RewardSpec("far", 1.0, "", "", {"model": "org/model", "revision": "main"}, MODEL)
     with pytest.raises(ServerUnavailable, match="LocalEntryNotFoundError"):
