@@ -53,7 +53,9 @@ from penstock.common.wire.messages import INDEX_FILE, WEIGHTS_FILE, Weights
 
 Result = TypeVar("Result")
 _POLL_S, _RETRY_S = 0.2, 2.0
-_KEEP, _KEEP_S = 4, 60.0  # fetched versions of a run: several actors of a host may be at different ones
+_KEEP, _KEEP_S, _MOST = 2, 60.0, 8
+"""Fetched versions that are kept: always, for so long, and at most. The next delta changes the newest, and
+other actors of the host may be at different ones."""
 
 log = get_logger(__name__)
 
@@ -359,13 +361,13 @@ def _link_or_copy(file: Path, target: Path) -> None:
 def _delete_old(parent: Path, names: str, keep: int) -> None:
     """Delete folders of over a minute ago in `parent`, but not the newest `keep` and what is fetched.
 
-    A version that an actor has just found is not deleted before its engine has read it. What cannot be
-    deleted stays: another actor of this host may delete the same ones.
+    A version that an actor has just found is not deleted before its engine has read it, unless 8 newer
+    ones came in that time. What cannot be deleted stays: another actor may delete the same ones.
     """
     with contextlib.suppress(OSError):
         fetched = sorted((path.stat().st_mtime, path) for path in parent.glob(names) if path.is_dir())
-        for found_at, old in fetched[:-keep]:
-            if time.time() - found_at > _KEEP_S:
+        for newer, (found_at, old) in enumerate(reversed(fetched)):
+            if newer >= _MOST or (newer >= keep and time.time() - found_at > _KEEP_S):
                 with contextlib.suppress(FetchFailed, OSError), alone(old, wait_s=0.0):
                     shutil.rmtree(old, ignore_errors=True)
 

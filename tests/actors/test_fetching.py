@@ -275,16 +275,18 @@ def test_a_server_that_hangs_is_left_for_the_one_that_is_announced(
             host.wait_for(1)
 
 
+@pytest.mark.parametrize(("kept_s", "most"), [(0.0, 2), (60.0, 8)])
 def test_fetched_versions_do_not_fill_the_disk(
-    far: Run, server: FileServer, host: OtherHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("penstock.common.transfer.model_folder._KEEP_S", 0.0)
+    far: Run, server: FileServer, host: OtherHost, monkeypatch: pytest.MonkeyPatch, kept_s: float,
+    most: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("penstock.common.transfer.model_folder._KEEP_S", kept_s)
     far.announce(0)
     host.start().wait_for(0)
-    for step in range(1, 8):
+    for step in range(1, 11):
         far.announce(step)
         host.wait_for(step)
-    assert len(list((host.cache / "versions").iterdir())) <= 4
+    assert len(list((host.cache / "versions").iterdir())) <= most
 
 
 def test_it_ends_while_a_server_is_silent(far: Run, server: FileServer, host: OtherHost) -> None:
