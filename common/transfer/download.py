@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, urlsplit
 from penstock.common.deadline import Deadline, run_aside
 from penstock.common.errors import ServerUnavailable
 from penstock.common.files.hashing import hash_file, new_digest
+from penstock.common.files.lock import NO_LOCKS
 from penstock.common.log import shorten
 from penstock.common.transfer.object_store import StoreFailed, is_plain_store, is_store, read_file
 from penstock.common.wire.messages import Weights
@@ -45,7 +46,7 @@ _SLOWEST, _LONGEST_S = 64 << 10, 30 * 86400.0
 _POLL_S, _LOOK_S = 0.1, 5.0
 _CHUNK = 1 << 20
 _PRINTABLE = re.compile(r"[!-~]*")
-_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, *NO_LOCKS)
 """Errors of a cache's folder that only a person ends."""
 
 
@@ -152,7 +153,7 @@ def not_stored(what: str, target: Path, error: OSError) -> FetchFailed:
     """Return the error to raise if something cannot be put at `target`."""
     return (CacheUnusable if error.errno in _LASTING else FetchFailed)(
         f"{what} cannot be stored as {target}: {error}; set RUN_CACHE_DIR to a folder that can be "
-        "written, with room for five versions"
+        "written and locked, with room for five versions"
     )
 
 

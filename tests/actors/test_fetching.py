@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -483,9 +484,18 @@ def test_another_tokenizer_than_the_contracts_is_refused(
         copy.with_tokenizer(other)
 
 
-def test_a_folder_that_cannot_be_written_is_named(far: Run, server: FileServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_folder_that_cannot_be_written_or_locked_is_named(
+    far: Run, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "as on Lustre")
+
     far.announce(0)
-    (tmp_path / "file").write_text("")
+    if locks:
+        (tmp_path / "file").write_text("")
+    else:
+        monkeypatch.setattr("fcntl.flock", refuse)
     settings = RunSettings(name="run", cache_dir=tmp_path / "file", join_timeout_s=1.0)
     copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
     with pytest.raises(ConfigError, match="set RUN_CACHE_DIR"):
