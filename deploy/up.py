@@ -346,7 +346,7 @@ def _stop(supervisor: Supervisor, show: object, number: int, *_: object) -> None
 def role_services(commands: Mapping[str, str], threads: int = 0) -> list[Service]:
     """Return a service for each of `commands`, a Procfile's by name, in order. The learner is essential.
 
-    The learner stops before the others. `exec env` replaces the shell with the command, so that signals
+    The queue server stops after them. `exec env` replaces the shell with the command, so that signals
     reach the command alone. Learner and actors compute with `threads` threads, if not 0.
     """
     limit = f"OMP_NUM_THREADS={threads} " if threads else ""
