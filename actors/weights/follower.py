@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from penstock.actors.engine import Engine, WeightsRejected, WeightsVanished, within_limit
+from penstock.actors.engine import Engine, WeightsRejected, within_limit
 from penstock.actors.held_tickets import HeldTickets
 from penstock.actors.weights.probing import mean_difference
 from penstock.actors.weights.source import WeightSource
@@ -199,16 +199,13 @@ class WeightFollower:
         """Load weights, `found` on this host, and return whether the engine computes what it should.
 
         If not, nothing may start any more, and all that runs is ended. Raise WeightsRejected, with the
-        engine unchanged, WeightsVanished, after which nothing may start either, ConfigError if it
-        refuses all texts of the probe, and EngineFailed.
+        engine unchanged, ConfigError if it refuses all texts of the probe, and EngineFailed.
         """
         self._proof = asyncio.get_running_loop().create_future()
         try:
             await self._take(found, again)
-        except WeightsRejected as error:
+        except WeightsRejected:
             self._settle(not self.wrong)  # what is sampled so far is of the weights before
-            if isinstance(error, WeightsVanished):  # the engine waits for others, also for those before
-                self.wrong, self._proven = True, None
             raise
         self.wrong = False
         probes = weights.probes if self._probe_limit else ()

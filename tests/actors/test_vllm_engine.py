@@ -19,14 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.actors import loop
-from penstock.actors.engine import (
-    Aborted,
-    PromptRefused,
-    WeightsRejected,
-    WeightsVanished,
-    hash_weights,
-    verify_weights,
-)
+from penstock.actors.engine import Aborted, PromptRefused, WeightsRejected, hash_weights
 from penstock.actors.partial_groups import read_partial
 from penstock.actors.token_versions import TokenVersions
 from penstock.actors.vllm_engine import VERSIONS, StepCounts, VllmEngine, check_version, engine_arguments
@@ -263,22 +256,18 @@ def test_wrong_weights_are_refused_and_the_engine_goes_on_with_the_old(live: Liv
     assert [item.logprobs.tobytes() for item in after] == [item.logprobs.tobytes() for item in before]
 
 
-def test_weights_that_vanish_before_they_are_loaded_are_followed_by_others(
+def test_a_version_that_vanishes_before_its_load_is_followed_by_another(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by those that the engine had before: vLLM has taken them apart."""
     live.take(live.a)
-    weights = live.next_weights(Path(shutil.copytree(live.b, tmp_path / "gone")))
-
-    def verify(found: Weights) -> Path:
-        folder = verify_weights(found)
-        shutil.rmtree(folder)
-        return folder
-
-    with monkeypatch.context() as patched, pytest.raises(WeightsVanished, match="has replaced them"):
-        patched.setattr("penstock.actors.vllm_engine.verify_weights", verify)
-        live.call(live.engine.take_weights(weights))
-    live.take(live.a)
+    gone = live.next_weights(Path(shutil.copytree(live.b, tmp_path / "gone")))
+    pause = live.engine._llm.pause_generation
+    vanish = lambda **options: (shutil.rmtree(gone.path), pause(**options))[1]  # noqa: E731
+    with monkeypatch.context() as patched, pytest.raises(WeightsRejected, match="was deleted"):
+        patched.setattr(live.engine._llm, "pause_generation", vanish)
+        live.call(live.engine.take_weights(gone))
+    assert live.engine.version is None
+    live.take(live.a)  # also by the one before: vLLM had taken it apart
     assert mean_difference(live.a, PROMPTS[:16], live.sample(PROMPTS[:16])) <= TOLERANCE[live.dtype]
 
 

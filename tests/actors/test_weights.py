@@ -10,7 +10,7 @@ import pytest
 import structlog
 from blake3 import blake3
 
-from penstock.actors.engine import WeightsRejected, WeightsVanished, verify_weights
+from penstock.actors.engine import WeightsRejected, verify_weights
 from penstock.actors.held_tickets import HeldTickets
 from penstock.actors.weights.follower import WeightFollower
 from penstock.common.broker.run_view import RunView
@@ -113,21 +113,3 @@ def test_a_version_that_is_gone_is_told_from_a_folder_that_is_not_shared(tmp_pat
     ):
         with pytest.raises(WeightsRejected, match=f"version 1.5 cannot be read: .*{remedy}"):
             verify_weights(Weights(Version(1, 5), str(path), "ff" * 32, "", 10))
-
-
-def test_after_weights_that_vanished_nothing_starts_before_others_are_loaded(
-    a_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, follower = follow(a_run)
-
-    async def vanish(*_: object) -> None:
-        raise WeightsVanished("deleted while it was loaded")
-
-    a_run.announce(1)
-    with monkeypatch.context() as patched:
-        patched.setattr(engine, "take_weights", vanish)
-        assert not asyncio.run(follower.poll())
-    assert follower.wrong
-    a_run.announce(0)  # those that the engine had before
-    assert asyncio.run(follower.poll())
-    assert not follower.wrong
