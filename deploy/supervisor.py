@@ -305,14 +305,12 @@ class Supervisor:
             self._wait_for(self._roles(), self._limits.leave_s, lambda: self._stops > 0)
             self._wait_for(self.children, self._limits.linger_s, lambda: self._stops > 0)
         self._phase = "stopping"
+        limit_s = max(self._limits.save_s, self._limits.terminate_s)
         for members in (self._roles(), self.children):
-            limit_s = self._limits.terminate_s
             for child in members:
                 child.wanted = False
                 child.terminate()
-                if child.running and child.service.stage == LEARNER_STAGE:
-                    limit_s = max(limit_s, self._limits.save_s)
-                else:
+                if child.service.stage != LEARNER_STAGE:
                     child.end_by = min(child.end_by, time.monotonic() + self._limits.terminate_s)
             if not self._wait_for(members, limit_s, lambda: self._stops > 1):
                 for child in members:

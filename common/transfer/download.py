@@ -287,7 +287,7 @@ def _rest(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
     deadline = Deadline(_limit_s(wanted, begin), math.inf)
     with (
         httpx.Client(transport=transport, timeout=timeout, trust_env=False) as client,
-        _cutting(deadline.limit_s, source.moved) as trace,
+        _cutting(lambda: deadline.expired() or source.moved()) as trace,
         client.stream(
             "GET", source.address_of(wanted.path), headers=headers, extensions={"trace": trace}
         ) as response,
@@ -308,30 +308,24 @@ def _certificates(_file: str) -> ssl.SSLContext:
 
 
 @contextmanager
-def _cutting(
-    limit_s: float, moved: Callable[[], bool]
-) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """Yield a function for httpx's extension `trace`; the connection that it saw is cut by `_watch`."""
-    connected: list[socket.socket] = []
-    over = threading.Event()
-    run_aside(partial(_watch, connected, over, limit_s, moved))
+def _cutting(is_over: Callable[[], bool]) -> Iterator[Callable[[str, dict[str, Any]], None]]:
+    """Yield a function for httpx's extension `trace`; the connection that it saw is cut once `is_over`.
+
+    A server that sends a head without an end, or hangs, would otherwise not be given up.
+    """
+    connected, ended = list[socket.socket](), threading.Event()
+
+    def watch() -> None:
+        """Look every 5 s until the block has ended."""
+        while not ended.wait(_LOOK_S):
+            if is_over():
+                _cut(connected)
+
+    run_aside(watch)
     try:
         yield partial(_keep, connected)
     finally:
-        over.set()
-
-
-def _watch(
-    connected: list[socket.socket], over: threading.Event, limit_s: float, moved: Callable[[], bool]
-) -> None:
-    """Cut the connections at the limit, and once the files are served elsewhere, until all is `over`.
-
-    A server that sends a head without an end, or hangs and keeps its connections, would not be given up.
-    """
-    deadline = Deadline(limit_s, math.inf)
-    while not over.wait(min(_LOOK_S, limit_s)):
-        if deadline.expired() or moved():
-            _cut(connected)
+        ended.set()
 
 
 def _keep(connected: list[socket.socket], event: str, info: dict[str, Any]) -> None:

@@ -2,10 +2,6 @@
 
 from penstock.common.errors import ServerUnavailable
 
-_BUSY = (408, 429)
-_CUT = "Consistency check failed"
-"""huggingface_hub's text for a file that ended too early."""
-
 
 def outage_of(error: BaseException, asked: str) -> ServerUnavailable | None:
     """Return the error to raise if a hub is away, busy, broken or cut off; None for another `error`.
@@ -17,11 +13,11 @@ def outage_of(error: BaseException, asked: str) -> ServerUnavailable | None:
     chain = [error]
     while (earlier := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(earlier)
-    answers = [found for one in chain if (found := getattr(one, "response", None)) is not None]
     kinds = (HTTPError, ConnectionError, TimeoutError)  # hf_xet, for large files, raises the second
-    away = any(isinstance(one, kinds) or _CUT in str(one) for one in chain)
-    if answers:
-        away = any(one.status_code in _BUSY or one.status_code >= 500 for one in answers)
+    away = any(isinstance(one, kinds) for one in chain)
+    found = (getattr(one, "response", None) for one in chain)
+    if answers := [one for one in found if one is not None]:
+        away = any(one.status_code == 429 or one.status_code >= 500 for one in answers)
     if not away or any(isinstance(one, OfflineModeIsEnabled) for one in chain):
-        return None  # that is the user's wish
+        return None
     return ServerUnavailable(f"{asked}: the hub cannot be reached, or its answer was cut off: {error}")

@@ -20,7 +20,6 @@ from penstock.common.errors import (
     ContractMismatch,
     DeadlineExceeded,
     MalformedMessage,
-    PenstockError,
     RunNotReady,
     ServerUnavailable,
 )
@@ -54,8 +53,8 @@ from penstock.common.wire.messages import INDEX_FILE, WEIGHTS_FILE, Weights
 Result = TypeVar("Result")
 _POLL_S, _RETRY_S = 0.2, 2.0
 _KEEP, _KEEP_S, _MOST = 2, 60.0, 8
-"""Fetched versions that are kept: always, for so long, and at most. The next delta changes the newest, and
-other actors of the host may be at different ones."""
+"""Fetched versions that are kept: always, for so long, and at most. The next delta changes the newest,
+and other actors of the host may be at different ones."""
 
 log = get_logger(__name__)
 
@@ -157,15 +156,13 @@ class ModelFetcher:
                 f"version {weights.version} is announced at {shorten(weights.url)}, and "
                 f"ACTOR_WEIGHTS_FROM={self._way} allows no such address: set it to auto"
             )
-        moved = partial(self._moved, weights)
-        return Source(weights.url, weights.token, self._run.allow_file_store, moved)
 
-    def _moved(self, weights: Weights) -> bool:
-        """Return whether files are announced elsewhere than by `weights`; False without an answer."""
-        with contextlib.suppress(PenstockError):
+        def moved() -> bool:
+            """Return whether the files are announced elsewhere by now."""
             now = self._view.weights()
             return now is not None and (now.url, now.token) != (weights.url, weights.token)
-        return False
+
+        return Source(weights.url, weights.token, self._run.allow_file_store, moved)
 
     def with_tokenizer(self, contract: Contract) -> Path:
         """Return the model's folder on this host, or a copy with the tokenizer's files alone.

@@ -75,28 +75,21 @@ def resolve_reward_model(name: str, place: str, weight: float) -> RewardSpec:
     nor a model of that id, ServerUnavailable if the hub is away, DiskFailed for a broken disk.
     """
     folder, asked = Path(place), f"LEARNER_REWARDS=model:{name}={place}"
-    if os.path.isdir(folder):
-        try:
-            digest = hash_model(folder)
-        except OSError as error:
-            if failed := failure_of(error):
-                raise failed from error
-            remedy = "let this user read the folder's files, or name another model"
-            raise ConfigError(f"{asked}: cannot be read: {error}. Expected a model: {remedy}") from error
-        return RewardSpec(name, weight, "", digest, {"model": str(folder.absolute())}, MODEL)
     from huggingface_hub import model_info
     from huggingface_hub.errors import HFValidationError, HTTPError
 
     try:
-        revision = model_info(place).sha
+        if os.path.isdir(folder):
+            options = {"model": str(folder.absolute())}
+            return RewardSpec(name, weight, "", hash_model(folder), options, MODEL)
+        options = {"model": place, "revision": model_info(place).sha or "main"}
+        return RewardSpec(name, weight, "", "", options, MODEL)
     except (HFValidationError, HTTPError, OSError) as error:
-        if outage := outage_of(error, asked):
-            raise outage from error
-        remedy = "correct the folder or id, or the access to the hub"
-        problem = "neither a folder here nor a model of the hub"
+        if failed := failure_of(error) or outage_of(error, asked):
+            raise failed from error
+        remedy = "correct the folder or id, or who may read the folder or the hub's model"
+        problem = "neither a folder here nor a model of the hub that can be read"
         raise ConfigError(f"{asked}: {problem}: {error}. Expected one of them: {remedy}") from error
-    options = {"model": place, "revision": revision or "main"}
-    return RewardSpec(name, weight, "", "", options, MODEL)
 
 
 def _options(name: str, settings: LearnerSettings) -> dict[str, str | int | float]:

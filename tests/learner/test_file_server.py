@@ -433,6 +433,7 @@ def test_a_head_that_never_ends_is_cut(
 ) -> None:
     """Each line comes soon enough for the limit of silence."""
     monkeypatch.setattr(module, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(module, "_LOOK_S", 0.1)
     monkeypatch.setattr(module, "_SLOWEST", 1 << 40)
     ended = threading.Event()
 

@@ -23,7 +23,6 @@ from penstock.common.errors import ConfigError, ContractMismatch, ServerUnavaila
 from penstock.common.sandbox import frames
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import ScoredGroup
-from penstock.common.wire.reward_spec import MODEL, RewardSpec
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.rewarders import model_process, reward_models
 from penstock.rewarders.scoring import make_scorer
@@ -157,7 +156,9 @@ def test_a_model_that_was_killed_or_hangs_is_started_again(pool, folder, models)
     assert isinstance(scorer.score_group(group), ScoredGroup), "the next call starts the model again"
 
 
-def test_what_cannot_be_used_is_named_at_the_start(pool, folder, models, tmp_path) -> None:
+def test_what_cannot_be_used_is_named_at_the_start(
+    pool, folder, models, tmp_path, monkeypatch
+) -> None:
     two = save_reward_model(tmp_path / "two", 0, outputs=2)
     contract = contract_of(folder, f"model:two={two}")
     with pytest.raises(ContractMismatch, match=r"two cannot be used here: .* 2 outputs, expected"):
@@ -172,15 +173,11 @@ def test_what_cannot_be_used_is_named_at_the_start(pool, folder, models, tmp_pat
         make_scorer(replace(contract, rewards=(gone,)), pool, "rewarder-1")
     with pytest.raises(ConfigError, match="neither a folder here nor a model of the hub"):
         resolve_rewards(LearnerSettings(rewards=[f"model:gone={tmp_path}/gone"]))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    away = replace(spec, options={"model": "org/model", "revision": "main"})
+    with pytest.raises(ServerUnavailable, match="LocalEntryNotFound"):  # no mistake: it is started again
+        make_scorer(replace(contract, rewards=(away,)), pool, "rewarder-1")
 
-
-def test_a_rewarder_whose_hub_is_away_may_be_started_again(pool, folder, monkeypatch, tmp_path) -> None:
-    away = {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": tmp_path, "HF_HUB_OFFLINE": 0}
-    for name, value in away.items():
-        monkeypatch.setenv(name, str(value))
-    far = RewardSpec("far", 1.0, "", "", {"model": "org/model", "revision": "main"}, MODEL)
-    with pytest.raises(ServerUnavailable, match="LocalEntryNotFoundError"):
-        make_scorer(replace(make_contract(folder, {}), rewards=(far,)), pool, "rewarder-1")
 
 
 def test_settings_name_the_mistakes() -> None:
