@@ -322,9 +322,10 @@ class Up(Command):
 def _connect(settings: RunCommand, stopping: threading.Event | None = None) -> Connection:
     """Return a connection to the run's queue server, which waits 1 s, and not once `stopping` is set.
 
-    Raise ConfigError before the server is started.
+    Its address may have changed, in REDIS_URL_FILE. Raise ConfigError before the server is started.
     """
-    url = settings.redis_url or started_server(settings.run.folder)
+    present = build(RunCommand, {"env_file": settings.env_file})
+    url = present.redis_url or started_server(settings.run.folder)
     return Connection(url, _LOOK_S, _LOOK_S, stopping, settings.run.allow_open_server)
 
 

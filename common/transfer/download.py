@@ -41,8 +41,8 @@ KEEPALIVE = [
     ),
 ]
 """A host that is gone is noticed within 40 s, also while this process waits for its turn."""
-_SLOWEST, _LONGEST_S = 64 << 10, 30 * 86400.0
-"""Bytes per second of the slowest server, and the longest time for a file: a slower one is given up."""
+_SLOWEST = 64 << 10
+"""Bytes per second of the slowest server: a slower one is given up."""
 _POLL_S, _LOOK_S = 0.1, 5.0
 _CHUNK = 1 << 20
 _PRINTABLE = re.compile(r"[!-~]*")
@@ -259,7 +259,7 @@ def _stored(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
 
 def _limit_s(wanted: Wanted, begin: int) -> float:
     """Return the seconds in which the rest of a file from byte `begin` on has to be here."""
-    return min(_SILENCE_S + (wanted.size - begin) / _SLOWEST, _LONGEST_S)
+    return _SILENCE_S + (wanted.size - begin) / _SLOWEST
 
 
 def _check_time(deadline: Deadline, source: Source, wanted: Wanted) -> None:

@@ -528,10 +528,13 @@ def test_up_runs_some_roles_for_a_run_elsewhere_until_that_ends(
 ) -> None:
     waits = when(flag := tmp_path / "flag", "exit 0")
     (tmp_path / "Procfile").write_text(f"learner: false\nactor: {waits}\nrewarder: {waits}\n")
-    variables = {"REDIS_URL": queue_server.url, "RUN_NAME": run_name}
+    (file := tmp_path / "url").write_text("redis://127.0.0.1:1/0")
+    variables = {"REDIS_URL_FILE": str(file), "RUN_NAME": run_name}
     scale, view = Scale(connection, Keys(run_name)), RunView(connection, Keys(run_name))
     process = up(tmp_path, "--only", "actor,rewarder", "--actors", "2", **variables)
     try:
+        wait_until((tmp_path / "runs" / run_name / "logs").exists, "a start")
+        file.write_text(queue_server.url)  # the learner's job began again on another node
         (sign,) = wait_until(lambda: list(scale.running().values()), "the sign")
         assert sign.processes == {"actor": 2, "rewarder": 1}
         scale.wish(scale.choose("", "actor"), "actor", 1)

@@ -179,7 +179,6 @@ def test_what_cannot_be_used_is_named_at_the_start(
         make_scorer(replace(contract, rewards=(away,)), pool, "rewarder-1")
 
 
-
 def test_settings_name_the_mistakes() -> None:
     for wrong in ("model:accuracy=x", "model:=x", "model:a b=x", "model:a="):
         with pytest.raises(ValueError, match="expected model:NAME=FOLDER, model:NAME=ID or"):
