@@ -296,8 +296,8 @@ class Supervisor:
 
         None waits for another, as a platform may leave less time than all need together. The limit is
         the learner's `save_s`, and `terminate_s` for others. After the learner has finished, the other
-        roles first have `leave_s` to exit by themselves; a call of `stop` ends that wait. After a second one
-        `at_once`, SIGKILL follows SIGTERM at once.
+        roles first have `leave_s` to exit by themselves; a call of `stop` ends that wait. After a
+        second one `at_once`, SIGKILL follows SIGTERM at once.
         """
         for child in self._roles():
             child.wanted = False

@@ -234,9 +234,7 @@ def test_workers_that_do_not_leave_are_told_to_and_then_killed(
     assert shift.said("rewarder.1", "Killed by SIGKILL")
 
 
-def test_a_stop_ends_all_roles_at_once_and_the_server_last(
-    shifts: list[Shift], tmp_path: Path
-) -> None:
+def test_a_stop_ends_all_roles_at_once_and_the_server_last(shifts: list[Shift], tmp_path: Path) -> None:
     """The platform counts from its signal, and an actor needs its grace period too."""
     told = tmp_path / "told"
     waits = f"until [ -e {told} ]; do sleep 0.02; done; echo closed; exit 0"

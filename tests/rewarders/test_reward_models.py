@@ -156,9 +156,7 @@ def test_a_model_that_was_killed_or_hangs_is_started_again(pool, folder, models)
     assert isinstance(scorer.score_group(group), ScoredGroup), "the next call starts the model again"
 
 
-def test_what_cannot_be_used_is_named_at_the_start(
-    pool, folder, models, tmp_path, monkeypatch
-) -> None:
+def test_what_cannot_be_used_is_named_at_the_start(pool, folder, models, tmp_path, monkeypatch) -> None:
     two = save_reward_model(tmp_path / "two", 0, outputs=2)
     contract = contract_of(folder, f"model:two={two}")
     with pytest.raises(ContractMismatch, match=r"two cannot be used here: .* 2 outputs, expected"):
