@@ -80,8 +80,8 @@ class Engine(Protocol):
 
         Weights that are loaded already are loaded once more only if `again`. Requests in flight wait
         meanwhile, and continue with the new weights. `version` is theirs then. Raise WeightsRejected,
-        before anything has changed, if the files are not the announced ones, EngineFailed if the engine
-        is broken.
+        before anything has changed, if the files are not the announced ones; if one is deleted later,
+        `version` is None, and all wait for the next weights. Raise EngineFailed if the engine is broken.
         """
 
     async def score(self, request_id: str, token_ids: Int32s) -> Float32s:

@@ -115,8 +115,8 @@ class VllmEngine:
 
     @property
     def version(self) -> Version | None:
-        """Return the version whose weights are in use; None until `take_weights` has succeeded once."""
-        return self._version
+        """Return the version whose weights are in use; None before any, or if their file was deleted."""
+        return self._version if self._hash else None
 
     async def stop(self) -> None:
         """End the engine and its processes; it cannot be used afterwards. Call this once."""
@@ -261,7 +261,8 @@ class VllmEngine:
         With `again` they are loaded also if their hash is not new. Later tokens have the new version.
         Raise WeightsRejected, with nothing changed, for files that are not the announced ones. Raise
         EngineFailed if a later step fails: then the engine stays paused, because half-loaded weights
-        must not sample.
+        must not sample. So it does if the only file was deleted meanwhile, which is a WeightsRejected:
+        vLLM has loaded nothing then, and the next weights can be taken.
         """
         if weights.adapter != self._adapter_spec:
             found, expected = (spec or "whole weights" for spec in (weights.adapter, self._adapter_spec))
@@ -280,6 +281,9 @@ class VllmEngine:
             self._hash, self._version = weights.hash, weights.version
             await self._llm.resume_generation()
         except Exception as error:  # vLLM raises whatever its parts raise
+            if not weights.shards and not os.path.isfile(folder / weights.file):
+                self._hash = ""
+                raise WeightsRejected(f"the file of {weights.version} was deleted: {error!r}") from error
             raise EngineFailed(
                 f"vLLM did not load weights {weights.version}: {error!r}; start the actor again"
                 f"{_WITHOUT_ADAPTERS if weights.adapter else ''}"

@@ -38,7 +38,7 @@ class Report:
 class Service:
     """A command of a run. The run ends when an essential service cannot be kept running.
 
-    Lower stages are stopped first. Later services in the list start only while `ready` returns True.
+    The server's stage is stopped last. Later services in the list start only while `ready` returns True.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
     running    a process that dies is started again after a growing wait
     leaving    the learner has finished; actors and rewarders notice it and exit by themselves
-    stopping   SIGTERM, then SIGKILL, stage by stage: learner, then the workers, the server last
+    stopping   SIGTERM, then SIGKILL: to learner and workers at once, then to the server
 
 A run ends when the learner exits with 0, when a process exits with a code that a restart cannot help,
 when an essential service fails too often in a row, or by `stop()` or `leave()`. While it goes on,
@@ -94,7 +94,7 @@ class Supervisor:
         self._blocked = Deadline(self._limits.ready_s)
 
     def stop(self, at_once: bool = False) -> None:
-        """Make `run` end its processes stage by stage, by SIGTERM; a second call `at_once` kills them.
+        """Make `run` end its processes in order, by SIGTERM; a second call `at_once` kills them.
 
         Return at once, without waiting for their end.
 
@@ -292,11 +292,12 @@ class Supervisor:
             self._say(child, "Not ready yet. The other services wait for it.", kind="run")
 
     def _stop_in_order(self) -> None:
-        """End the processes stage by stage, the lowest first: SIGTERM, and SIGKILL after a limit.
+        """End learner and workers, then the queue server: SIGTERM, and SIGKILL after a limit.
 
-        The limit is the learner's `save_s`, and `terminate_s` for others. After the learner has
-        finished, the other roles first have `leave_s` to exit by themselves; a call of `stop` ends that
-        wait. After a second one `at_once`, SIGKILL follows SIGTERM at once.
+        None waits for another, as a platform may leave less time than all need together. The limit is
+        the learner's `save_s`, and `terminate_s` for others. After the learner has finished, the other
+        roles first have `leave_s` to exit by themselves; a call of `stop` ends that wait. After a
+        second one `at_once`, SIGKILL follows SIGTERM at once.
         """
         for child in self._roles():
             child.wanted = False
@@ -304,12 +305,13 @@ class Supervisor:
             self._wait_for(self._roles(), self._limits.leave_s, lambda: self._stops > 0)
             self._wait_for(self.children, self._limits.linger_s, lambda: self._stops > 0)
         self._phase = "stopping"
-        for stage in sorted({child.service.stage for child in self.children}):
-            members = [child for child in self.children if child.service.stage == stage]
+        limit_s = max(self._limits.save_s, self._limits.terminate_s)
+        for members in (self._roles(), self.children):
             for child in members:
                 child.wanted = False
                 child.terminate()
-            limit_s = self._limits.save_s if stage == LEARNER_STAGE else self._limits.terminate_s
+                if child.service.stage != LEARNER_STAGE:
+                    child.end_by = min(child.end_by, time.monotonic() + self._limits.terminate_s)
             if not self._wait_for(members, limit_s, lambda: self._stops > 1):
                 for child in members:
                     child.kill()
@@ -324,6 +326,7 @@ class Supervisor:
         while any(child.running for child in children):
             if deadline.expired() or hurry():
                 return False
+            self._kill_late()
             self._tick()
         return True
 

@@ -322,9 +322,10 @@ class Up(Command):
 def _connect(settings: RunCommand, stopping: threading.Event | None = None) -> Connection:
     """Return a connection to the run's queue server, which waits 1 s, and not once `stopping` is set.
 
-    Raise ConfigError before the server is started.
+    Its address may have changed, in REDIS_URL_FILE. Raise ConfigError before the server is started.
     """
-    url = settings.redis_url or started_server(settings.run.folder)
+    present = build(RunCommand, {"env_file": settings.env_file})
+    url = present.redis_url or started_server(settings.run.folder)
     return Connection(url, _LOOK_S, _LOOK_S, stopping, settings.run.allow_open_server)
 
 
@@ -346,7 +347,7 @@ def _stop(supervisor: Supervisor, show: object, number: int, *_: object) -> None
 def role_services(commands: Mapping[str, str], threads: int = 0) -> list[Service]:
     """Return a service for each of `commands`, a Procfile's by name, in order. The learner is essential.
 
-    The learner stops before the others. `exec env` replaces the shell with the command, so that signals
+    The queue server stops after them. `exec env` replaces the shell with the command, so that signals
     reach the command alone. Learner and actors compute with `threads` threads, if not 0.
     """
     limit = f"OMP_NUM_THREADS={threads} " if threads else ""

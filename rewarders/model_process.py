@@ -20,6 +20,7 @@ from penstock.common.chat.renderer import ChatRenderer
 from penstock.common.errors import ConfigError
 from penstock.common.files.reading import ADAPTER, hash_model
 from penstock.common.sandbox import frames
+from penstock.common.transfer.hub import outage_of
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
@@ -148,8 +149,9 @@ def serve(channel: socket.socket) -> None:
 
     The first request names a model, see `load`; loading the model is answered by {"value": []}. Later
     requests have `talks`, lists of messages, and are answered by {"value": numbers}. An error is
-    answered by {"mistake": text}. Return after any error but one of a conversation that is too long or
-    that the template refuses, as a device may be lost; the answer then has `ends` too.
+    answered by {"mistake": text}, in which "outage" says whether the hub is away. Return after any error
+    but one of a conversation that is too long or that the template refuses, as a device may be lost; the
+    answer then has `ends` too.
     """
     model: RewardModel | None = None
     with contextlib.suppress(EOFError, ConnectionError):  # the rewarder has closed its end
@@ -165,7 +167,8 @@ def serve(channel: socket.socket) -> None:
                 frames.send(channel, {"mistake": str(error)})
             except Exception as error:  # transformers raises whatever its parts raise
                 text = frames.short(f"{type(error).__name__}: {error}")
-                frames.send(channel, {"mistake": text, "ends": True})
+                away = model is None and outage_of(error, "") is not None
+                frames.send(channel, {"mistake": text, "outage": away, "ends": True})
                 return
 
 

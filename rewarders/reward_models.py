@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.common.config.settings import RewarderSettings
+from penstock.common.errors import ServerUnavailable
 from penstock.common.sandbox import frames
 from penstock.common.sandbox.frames import BrokenFrame, FrameReader
 from penstock.common.sandbox.user import environment
@@ -66,7 +67,7 @@ class ModelProcess:
         """Start the process and wait until the model is loaded; do nothing if the process runs.
 
         Raise ModelFailed, with the reason, if loading fails or takes longer than
-        REWARDER_REWARD_MODEL_TIMEOUT_S; the process is killed then.
+        REWARDER_REWARD_MODEL_TIMEOUT_S, ServerUnavailable if its hub is away. The process is killed.
         """
         with self._lock:
             self._ready()
@@ -105,7 +106,7 @@ class ModelProcess:
     def _ready(self) -> None:
         """Start the process and load the model, unless the process runs; the caller holds the lock.
 
-        Raise ModelFailed, after the process is killed, if the model cannot be loaded in time.
+        Raise ModelFailed or ServerUnavailable, after its end, if the model cannot be loaded in time.
         """
         if self._process is not None and self._process.poll() is None:
             return
@@ -119,7 +120,7 @@ class ModelProcess:
         asked = {"batch_size": self._settings.reward_model_batch_size, "digest": self._spec.digest}
         try:
             self._ask(self._spec.options | asked | {"device": self._settings.reward_model_device})
-        except ModelFailed:
+        except (ModelFailed, ServerUnavailable):
             self.close()
             raise
 
@@ -128,7 +129,7 @@ class ModelProcess:
 
         Raise ModelFailed if the request is too large or no plain data, or with the text of a mistake
         that is the answer. Raise it too, after the process is killed, if no answer comes in time, the
-        process ends, or the answer is broken.
+        process ends, or the answer is broken. Raise ServerUnavailable if the model's hub is away.
         """
         assert self._channel is not None
         try:
@@ -148,7 +149,8 @@ class ModelProcess:
         if answer.get("ends"):  # a call before its end would fail with it
             self.close()
         if "mistake" in answer:
-            raise ModelFailed(frames.short(answer["mistake"]))
+            failed = ServerUnavailable if answer.get("outage") else ModelFailed
+            raise failed(frames.short(answer["mistake"]))
         return answer.get("value")
 
     def _exchange(self, request: bytes) -> dict[str, Any]:

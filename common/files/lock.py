@@ -17,7 +17,8 @@ from penstock.common.log import get_logger
 log = get_logger(__name__)
 
 _NAMES_KEPT = 50
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # NFS without lockd, Lustre without flock
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of a file system without locks: NFS without lockd, Lustre without flock."""
 _START = uuid.uuid4().hex[:6]
 _ON_THIS_HOST = f" on {socket.gethostname()}"
 
@@ -56,7 +57,7 @@ def _lock(file: TextIO, path: Path, what: str, leased: bool) -> bool:
             "process, or choose another RUN_NAME"
         ) from error
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
         found = f"No lock works in {path.parent} ({error.strerror}): "
         if not leased:

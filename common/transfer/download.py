@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import SplitResult, urlsplit
 
-from penstock.common.deadline import Deadline
+from penstock.common.deadline import Deadline, run_aside
 from penstock.common.errors import ServerUnavailable
 from penstock.common.files.hashing import hash_file, new_digest
+from penstock.common.files.lock import NO_LOCKS
 from penstock.common.log import shorten
 from penstock.common.transfer.object_store import StoreFailed, is_plain_store, is_store, read_file
 from penstock.common.wire.messages import Weights
@@ -40,12 +41,12 @@ KEEPALIVE = [
     ),
 ]
 """A host that is gone is noticed within 40 s, also while this process waits for its turn."""
-_SLOWEST, _LONGEST_S = 64 << 10, 30 * 86400.0
-"""Bytes per second of the slowest server, and the longest time for a file: a slower one is given up."""
-_POLL_S = 0.1
+_SLOWEST = 64 << 10
+"""Bytes per second of the slowest server: a slower one is given up."""
+_POLL_S, _LOOK_S = 0.1, 5.0
 _CHUNK = 1 << 20
 _PRINTABLE = re.compile(r"[!-~]*")
-_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, *NO_LOCKS)
 """Errors of a cache's folder that only a person ends."""
 
 
@@ -67,11 +68,13 @@ class Source:
 
     The URL is that of the learner's file server, or of a run's folder in an object store (no token). A
     file:// URL is followed only with `files`: whoever writes to the queue server chooses the URL.
+    `moved` tells whether the files are announced elsewhere by now.
     """
 
     url: str
     token: str = field(repr=False)
     files: bool = False
+    moved: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
     def address_of(self, path: str) -> str:
         """Return the URL of a file. Raise FetchFailed if the announced one is no plain URL."""
@@ -150,7 +153,7 @@ def not_stored(what: str, target: Path, error: OSError) -> FetchFailed:
     """Return the error to raise if something cannot be put at `target`."""
     return (CacheUnusable if error.errno in _LASTING else FetchFailed)(
         f"{what} cannot be stored as {target}: {error}; set RUN_CACHE_DIR to a folder that can be "
-        "written, with room for five versions"
+        "written and locked, with room for five versions"
     )
 
 
@@ -256,7 +259,7 @@ def _stored(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
 
 def _limit_s(wanted: Wanted, begin: int) -> float:
     """Return the seconds in which the rest of a file from byte `begin` on has to be here."""
-    return min(_SILENCE_S + (wanted.size - begin) / _SLOWEST, _LONGEST_S)
+    return _SILENCE_S + (wanted.size - begin) / _SLOWEST
 
 
 def _check_time(deadline: Deadline, source: Source, wanted: Wanted) -> None:
@@ -284,7 +287,7 @@ def _rest(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
     deadline = Deadline(_limit_s(wanted, begin), math.inf)
     with (
         httpx.Client(transport=transport, timeout=timeout, trust_env=False) as client,
-        _cutting(deadline.limit_s) as trace,
+        _cutting(lambda: deadline.expired() or source.moved()) as trace,
         client.stream(
             "GET", source.address_of(wanted.path), headers=headers, extensions={"trace": trace}
         ) as response,
@@ -305,19 +308,24 @@ def _certificates(_file: str) -> ssl.SSLContext:
 
 
 @contextmanager
-def _cutting(limit_s: float) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """Yield a function for httpx's extension `trace`; the connection that it saw is cut at the limit.
+def _cutting(is_over: Callable[[], bool]) -> Iterator[Callable[[str, dict[str, Any]], None]]:
+    """Yield a function for httpx's extension `trace`; the connection that it saw is cut once `is_over`.
 
-    A server that sends a head without an end would otherwise never be given up.
+    A server that sends a head without an end, or hangs, would otherwise not be given up.
     """
-    connected: list[socket.socket] = []
-    timer = threading.Timer(limit_s, _cut, [connected])
-    timer.daemon = True
-    timer.start()
+    connected, ended = list[socket.socket](), threading.Event()
+
+    def watch() -> None:
+        """Look every 5 s until the block has ended."""
+        while not ended.wait(_LOOK_S):
+            if is_over():
+                _cut(connected)
+
+    run_aside(watch)
     try:
         yield partial(_keep, connected)
     finally:
-        timer.cancel()
+        ended.set()
 
 
 def _keep(connected: list[socket.socket], event: str, info: dict[str, Any]) -> None:

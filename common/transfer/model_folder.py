@@ -52,7 +52,9 @@ from penstock.common.wire.messages import INDEX_FILE, WEIGHTS_FILE, Weights
 
 Result = TypeVar("Result")
 _POLL_S, _RETRY_S = 0.2, 2.0
-_KEEP, _KEEP_S = 4, 60.0  # fetched versions of a run: several actors of a host may be at different ones
+_KEEP, _KEEP_S, _MOST = 2, 60.0, 8
+"""Fetched versions that are kept: always, for so long, and at most. The next delta changes the newest,
+and other actors of the host may be at different ones."""
 
 log = get_logger(__name__)
 
@@ -154,7 +156,13 @@ class ModelFetcher:
                 f"version {weights.version} is announced at {shorten(weights.url)}, and "
                 f"ACTOR_WEIGHTS_FROM={self._way} allows no such address: set it to auto"
             )
-        return Source(weights.url, weights.token, self._run.allow_file_store)
+
+        def moved() -> bool:
+            """Return whether the files are announced elsewhere by now."""
+            now = self._view.weights()
+            return now is not None and (now.url, now.token) != (weights.url, weights.token)
+
+        return Source(weights.url, weights.token, self._run.allow_file_store, moved)
 
     def with_tokenizer(self, contract: Contract) -> Path:
         """Return the model's folder on this host, or a copy with the tokenizer's files alone.
@@ -350,13 +358,13 @@ def _link_or_copy(file: Path, target: Path) -> None:
 def _delete_old(parent: Path, names: str, keep: int) -> None:
     """Delete folders of over a minute ago in `parent`, but not the newest `keep` and what is fetched.
 
-    A version that an actor has just found is not deleted before its engine has read it. What cannot be
-    deleted stays: another actor of this host may delete the same ones.
+    A version that an actor has just found is not deleted before its engine has read it, unless 8 newer
+    ones came in that time. What cannot be deleted stays: another actor may delete the same ones.
     """
     with contextlib.suppress(OSError):
         fetched = sorted((path.stat().st_mtime, path) for path in parent.glob(names) if path.is_dir())
-        for found_at, old in fetched[:-keep]:
-            if time.time() - found_at > _KEEP_S:
+        for newer, (found_at, old) in enumerate(reversed(fetched)):
+            if newer >= _MOST or (newer >= keep and time.time() - found_at > _KEEP_S):
                 with contextlib.suppress(FetchFailed, OSError), alone(old, wait_s=0.0):
                     shutil.rmtree(old, ignore_errors=True)
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.misplaced import misplaced_values
-from penstock.common.errors import ConfigError, ServerUnavailable
+from penstock.common.errors import ConfigError
 from penstock.common.files.disk import failure_of
 from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
 from penstock.common.text import short
+from penstock.common.transfer.hub import outage_of
 from penstock.common.transfer.model_folder import shared_files
 from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.contract import Contract, hash_tokenizer
@@ -244,32 +245,17 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
             )
         return folder.absolute()
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, HTTPError
 
     patterns = ["*.json", "*.safetensors", "*.jinja", *(["*.py"] if trust_remote_code else [])]
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        if _is_outage(error):
-            raise ServerUnavailable(
-                f"LEARNER_MODEL={name}: the hub cannot be reached: {error}"
-            ) from error
-        if failed := failure_of(error):
+    except (HFValidationError, HTTPError, OSError) as error:
+        if failed := failure_of(error) or outage_of(error, f"LEARNER_MODEL={name}"):
             raise failed from error
         problem = "neither a folder here nor a model that can be downloaded"
         remedy = "Correct the name, or see whether the hub can be reached"
         raise ConfigError(f"LEARNER_MODEL={name}: {problem}: {error}. {remedy}") from error
-
-
-def _is_outage(error: Exception) -> bool:
-    """Return whether a failed download is the fault of the network or of the hub, at this time."""
-    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    not_here = isinstance(error, LocalEntryNotFoundError)  # what the hub or the network did is its cause
-    cause = error.__cause__ if not_here else error
-    if (response := getattr(cause, "response", None)) is not None:
-        return bool(response.status_code == 429 or response.status_code >= 500)
-    return not_here and cause is not None and not isinstance(cause, OfflineModeIsEnabled)
 
 
 def read_model(

@@ -11,6 +11,7 @@ from penstock.common.errors import ConfigError
 from penstock.common.files.disk import failure_of
 from penstock.common.files.reading import hash_model
 from penstock.common.own_code import digest_of, find_code, path_of, split_source
+from penstock.common.transfer.hub import outage_of
 from penstock.common.wire.reward_spec import BUILT_IN, JUDGE, MODEL, RewardSpec, split_kind
 
 
@@ -71,29 +72,24 @@ def resolve_reward_model(name: str, place: str, weight: float) -> RewardSpec:
     A folder's spec has the hash of the model's files and the absolute path. An id's spec has the id and
     its present commit, for which the hub is asked ("main" if the hub names none). The model is neither
     loaded nor downloaded. Raise ConfigError if the folder cannot be read, if there is neither a folder
-    nor a model of that id, or if the hub does not answer, DiskFailed for a broken disk.
+    nor a model of that id, ServerUnavailable if the hub is away, DiskFailed for a broken disk.
     """
     folder, asked = Path(place), f"LEARNER_REWARDS=model:{name}={place}"
-    if os.path.isdir(folder):
-        try:
-            digest = hash_model(folder)
-        except OSError as error:
-            if failed := failure_of(error):
-                raise failed from error
-            remedy = "let this user read the folder's files, or name another model"
-            raise ConfigError(f"{asked}: cannot be read: {error}. Expected a model: {remedy}") from error
-        return RewardSpec(name, weight, "", digest, {"model": str(folder.absolute())}, MODEL)
     from huggingface_hub import model_info
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HFValidationError, HTTPError
 
     try:
-        revision = model_info(place).sha
-    except (HFValidationError, HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
-        remedy = "correct the folder or id, or the access to the hub"
-        problem = "neither a folder here nor a model of the hub"
+        if os.path.isdir(folder):
+            options = {"model": str(folder.absolute())}
+            return RewardSpec(name, weight, "", hash_model(folder), options, MODEL)
+        options = {"model": place, "revision": model_info(place).sha or "main"}
+        return RewardSpec(name, weight, "", "", options, MODEL)
+    except (HFValidationError, HTTPError, OSError) as error:
+        if failed := failure_of(error) or outage_of(error, asked):
+            raise failed from error
+        remedy = "correct the folder or id, or who may read the folder or the hub's model"
+        problem = "neither a folder here nor a model of the hub that can be read"
         raise ConfigError(f"{asked}: {problem}: {error}. Expected one of them: {remedy}") from error
-    options = {"model": place, "revision": revision or "main"}
-    return RewardSpec(name, weight, "", "", options, MODEL)
 
 
 def _options(name: str, settings: LearnerSettings) -> dict[str, str | int | float]:

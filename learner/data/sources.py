@@ -19,6 +19,7 @@ import numpy as np
 from penstock.common.errors import DataError
 from penstock.common.files.disk import failure_of
 from penstock.common.text import short
+from penstock.common.transfer.hub import outage_of
 from penstock.learner.data.files import (
     ENDINGS,
     check_names_once,
@@ -171,24 +172,28 @@ def _load(source: Source, split: str) -> "Dataset":
 def _as_data_error(source: Source, split: str) -> Iterator[None]:
     """Raise DataError, which names source and split, in place of an error of the block's libraries.
 
-    These are the errors of datasets, pyarrow and zlib, OSError, ValueError, RecursionError and EOFError.
-    Raise DiskFailed for a broken disk. Other errors of the block, DataError among them, pass through.
+    These are the errors of datasets, pyarrow, zlib and the hub, OSError, ValueError, RecursionError and
+    EOFError. Raise DiskFailed for a broken disk, ServerUnavailable if the hub is away. Other errors of
+    the block, DataError among them, pass through.
     """
     import datasets
     import pyarrow
+    from huggingface_hub.errors import HTTPError
 
+    asked = f"{source.name} (split {split})"
     try:
         yield
     except (
-        datasets.exceptions.DatasetsError, pyarrow.ArrowException, OSError, ValueError, RecursionError,
-        EOFError, zlib.error,
+        datasets.exceptions.DatasetsError, pyarrow.ArrowException, HTTPError, OSError, ValueError,
+        RecursionError, EOFError, zlib.error,
     ) as error:  # fmt: skip
         if failed := failure_of(error.__cause__ or error):
             raise failed from error
+        if source.path is None and (outage := outage_of(error, asked)):
+            raise outage from error
         raise DataError(
-            f"{source.name} (split {split}): cannot be loaded: {short(error, 500)}. "
-            "Correct LEARNER_DATASET or LEARNER_DATASET_SPLIT (for evaluation LEARNER_EVAL_DATASET or "
-            "LEARNER_EVAL_SPLIT)."
+            f"{asked}: cannot be loaded: {short(error, 500)}. Correct LEARNER_DATASET or "
+            "LEARNER_DATASET_SPLIT (for evaluation LEARNER_EVAL_DATASET or LEARNER_EVAL_SPLIT)."
         ) from error
 
 

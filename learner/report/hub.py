@@ -9,7 +9,6 @@ import os
 import shutil
 import threading
 import time
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
 from penstock.common.text import hide_passwords, short
+from penstock.common.transfer.hub import outage_of
 from penstock.learner.state.best_model import link_or_copy
 
 log = get_logger(__name__)
@@ -64,7 +64,7 @@ class Hub:
             api.whoami()
             api.create_repo(settings.hub_model_id, private=settings.hub_private_repo, exist_ok=True)
         except (HfHubHTTPError, HFValidationError) as error:
-            if _may_pass(error):
+            if outage_of(error, ""):
                 log.warning("The hub does not answer yet.", error=_told(error))
                 return
             raise ConfigError(
@@ -146,15 +146,6 @@ def make_hub(settings: LearnerSettings, aside: Path) -> Hub | None:
             "token of the hub that may write, or set LEARNER_PUSH_TO_HUB=false"
         )
     return Hub(settings, aside, HfApi(token=token))
-
-
-def _may_pass(error: Exception) -> bool:
-    """Return whether an error of the hub may end by itself: HTTP status 429, or 500 and above.
-
-    An error without a status gives False.
-    """
-    status = getattr(getattr(error, "response", None), "status_code", 0)
-    return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
 
 
 def _told(error: Exception) -> str:

@@ -73,7 +73,7 @@ class Run:
         wrong: bool = False,
         probes: tuple[Probe, ...] = (),
         adapter: AdapterSpec | None = None,
-    ) -> None:
+    ) -> Weights:
         incarnation = self.queue.incarnation
         folder = self.run_folder.version(incarnation, step)
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ class Run:
             probes=probes, adapter=adapter,
         )  # fmt: skip
         folder.joinpath(weights.file).write_bytes(b"other bytes" if wrong else content)
-        self.queue.announce(weights)
+        return self.queue.announce(weights)
 
     def ticket(self, number: int, **changes: object) -> Ticket:
         values: dict[str, object] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -114,6 +115,11 @@ def server(far: Run) -> Iterator[FileServer]:
         yield server
 
 
+def fetcher_of(run: Run, cache: Path, **settings: Any) -> ModelFetcher:
+    made = RunSettings(name="run", cache_dir=cache, **settings)
+    return ModelFetcher(RunView(run.connection, run.keys), made, threading.Event())
+
+
 @pytest.fixture
 def host(queue_server: LocalServer, run_name: str, tmp_path: Path) -> Iterator[OtherHost]:
     host = OtherHost(queue_server.url, run_name, tmp_path / "other")
@@ -184,8 +190,7 @@ def test_base_weights_that_are_here_are_those_of_the_learner(
 def test_base_weights_are_kept_for_another_contract(far: Run, tmp_path: Path) -> None:
     (far.folder / "model.safetensors").write_bytes(b"base")
     files = shared_files(far.folder, with_weights=True)
-    settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
-    fetcher = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
+    fetcher = fetcher_of(far, tmp_path / "mine")
     with serve(replace_contract(far, adapter=ADAPTER, model_files=files)):
         far.announce(0, adapter=ADAPTER)
         first = fetcher.with_weights(far.contract)
@@ -204,11 +209,9 @@ def test_a_rewarder_gets_no_weights_with_adapters(far: Run, tmp_path: Path) -> N
     (far.folder / "model.safetensors").write_bytes(b"base")
     files = shared_files(far.folder, with_weights=True)
     far.contract = replace(far.contract, adapter=ADAPTER, model_files=files)
-    settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
     with serve(far):
         far.announce(0, adapter=ADAPTER)
-        view = RunView(far.connection, far.keys)
-        folder = ModelFetcher(view, settings, threading.Event()).with_tokenizer(far.contract)
+        folder = fetcher_of(far, tmp_path / "mine").with_tokenizer(far.contract)
     assert [path.name for path in folder.iterdir() if path.name[0] != "."] == ["tokenizer.json"]
 
 
@@ -248,26 +251,34 @@ def test_a_file_that_is_not_the_announced_one_is_never_loaded(
     host.wait_for(1)
 
 
-def test_a_learner_that_starts_again_serves_at_another_port(far: Run, host: OtherHost) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_learner_that_starts_again_serves_at_another_port(
+    far: Run, host: OtherHost, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """Also if the host of the one before hangs and keeps its connections."""
+    monkeypatch.setattr("penstock.common.transfer.download._LOOK_S", 0.1)
     with serve(far):
         far.announce(0)
         host.start().wait_for(0)
-    far.announce(1)  # names the server that is gone
-    with serve(far):
-        far.announce(1)
-        host.wait_for(1)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        if hangs:
+            far.queue.source = Source(f"http://127.0.0.1:{hanging.getsockname()[1]}", "token")
+        far.announce(1)  # names the server that is gone, or hangs
+        _held = hangs and hanging.accept()
+        with serve(far):
+            far.announce(1)
+            host.wait_for(1)
 
 
 def test_fetched_versions_do_not_fill_the_disk(
     far: Run, server: FileServer, host: OtherHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.common.transfer.model_folder._KEEP_S", 0.0)
-    far.announce(0)
-    host.start().wait_for(0)
-    for step in range(1, 8):
+    host.start()
+    for step, most in [*((step, 8) for step in range(11)), (11, 2)]:
+        monkeypatch.setattr(model_folder, "_KEEP_S", 60.0 if most == 8 else 0.0)
         far.announce(step)
         host.wait_for(step)
-    assert len(list((host.cache / "versions").iterdir())) <= 4
+        assert len(list((host.cache / "versions").iterdir())) <= most
 
 
 def test_it_ends_while_a_server_is_silent(far: Run, server: FileServer, host: OtherHost) -> None:
@@ -335,9 +346,7 @@ def test_code_of_a_model_is_not_fetched(
 
 def test_a_rewarder_gets_the_tokenizer_alone(far: Run, server: FileServer, tmp_path: Path) -> None:
     far.announce(0)
-    settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
-    copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
-    folder = copy.with_tokenizer(far.contract)
+    folder = fetcher_of(far, tmp_path / "mine").with_tokenizer(far.contract)
     assert [path.name for path in folder.iterdir() if path.name[0] != "."] == ["tokenizer.json"]
     assert hash_tokenizer(folder) == far.contract.tokenizer_hash
 
@@ -348,9 +357,7 @@ def test_a_folder_of_the_model_without_its_files_is_not_used(
     """As an empty volume, or a folder that another user may not read."""
     far.announce(0)
     (empty := tmp_path / "empty").mkdir()
-    settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
-    copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
-    folder = copy.with_tokenizer(replace(far.contract, model=str(empty)))
+    folder = fetcher_of(far, tmp_path / "mine").with_tokenizer(replace(far.contract, model=str(empty)))
     assert hash_tokenizer(folder) == far.contract.tokenizer_hash
 
 
@@ -399,9 +406,7 @@ def test_all_may_come_from_an_object_store(far: Run, store: FileStore, host: Oth
 
 
 def test_a_store_and_a_server_are_different_ways(far: Run, store: FileStore, tmp_path: Path) -> None:
-    far.announce(0)
-    weights = RunView(far.connection, far.keys).weights()
-    assert weights is not None
+    weights = far.announce(0)
     assert "cache" in Path(far.weight_source("store").find(weights).path).parts
     with pytest.raises(FetchFailed, match="ACTOR_WEIGHTS_FROM=http allows no such address"):
         far.weight_source("http").find(weights)
@@ -415,10 +420,8 @@ def test_a_store_and_a_server_are_different_ways(far: Run, store: FileStore, tmp
 
 @pytest.mark.parametrize("way", ["folder", "http"])
 def test_a_way_may_be_chosen(far: Run, server: FileServer, tmp_path: Path, way: str) -> None:
-    far.announce(0)
+    weights = far.announce(0)
     source = far.weight_source(way)  # type: ignore[arg-type]
-    weights = RunView(far.connection, far.keys).weights()
-    assert weights is not None
     assert ("cache" in Path(source.find(weights).path).parts) is (way == "http")
     shutil.rmtree(far.run_folder.versions)
     if way == "http":
@@ -440,9 +443,7 @@ def test_an_announced_hash_cannot_name_another_folder(
 
 
 def _source_of(run: Run) -> tuple[str, str]:
-    run.announce(0)
-    weights = RunView(run.connection, run.keys).weights()
-    assert weights is not None
+    weights = run.announce(0)
     return weights.url, weights.token
 
 
@@ -451,8 +452,7 @@ def test_another_tokenizer_than_the_contracts_is_refused(
 ) -> None:
     """The hashes of the files and that of the tokenizer are in the contract, and must agree."""
     far.announce(0)
-    settings = RunSettings(name="run", cache_dir=tmp_path / "mine", join_timeout_s=1.0)
-    copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
+    copy = fetcher_of(far, tmp_path / "mine", join_timeout_s=1.0)
     with pytest.raises(ContractMismatch, match="differs from the learner's"):
         copy.with_tokenizer(replace(far.contract, tokenizer_hash="0" * 64))
     (far.folder / "tokenizer.json").write_text("changed")
@@ -464,13 +464,20 @@ def test_another_tokenizer_than_the_contracts_is_refused(
         copy.with_tokenizer(other)
 
 
-def test_a_folder_that_cannot_be_written_is_named(far: Run, server: FileServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_folder_that_cannot_be_written_or_locked_is_named(
+    far: Run, server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "as on Lustre")
+
     far.announce(0)
-    (tmp_path / "file").write_text("")
-    settings = RunSettings(name="run", cache_dir=tmp_path / "file", join_timeout_s=1.0)
-    copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
+    if locks:
+        (tmp_path / "mine").write_text("")
+    else:
+        monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.raises(ConfigError, match="set RUN_CACHE_DIR"):
-        copy.with_tokenizer(far.contract)
+        fetcher_of(far, tmp_path / "mine", join_timeout_s=1.0).with_tokenizer(far.contract)
 
 
 def test_first_weights_that_cannot_be_written_end_the_actor(
@@ -581,21 +588,16 @@ def test_models_of_earlier_contracts_are_deleted(
 ) -> None:
     monkeypatch.setattr(model_folder, "_KEEP_S", -1.0)
     far.announce(0)
-    settings = RunSettings(name="run", cache_dir=tmp_path / "cache")
     for length in (31, 32, 33):
-        fetcher = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
-        folder = fetcher.with_weights(replace(far.contract, tokens_per_sequence=length))
+        contract = replace(far.contract, tokens_per_sequence=length)
+        folder = fetcher_of(far, tmp_path / "cache").with_weights(contract)
         assert list(folder.parent.glob("model-*")) == [folder]
 
 
 def test_a_folder_that_cannot_be_looked_into_is_not_here(far: Run, tmp_path: Path) -> None:
     """As with the right of another user alone, Path.is_file raises for so long a name."""
-    far.announce(0)
-    weights = RunView(far.connection, far.keys).weights()
-    assert weights is not None
-    settings = RunSettings(name="run", cache_dir=tmp_path)
-    fetcher = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
-    source = WeightSource(RunFolder(tmp_path / ("x" * 300)), fetcher, "auto")
+    weights = far.announce(0)
+    source = WeightSource(RunFolder(tmp_path / ("x" * 300)), fetcher_of(far, tmp_path), "auto")
     assert not source._is_here(replace(weights, url="http://127.0.0.1:1"))
 
 
@@ -612,12 +614,7 @@ def test_several_actors_of_a_host_share_what_they_fetch(far: Run, server: FileSe
         for weights in announced:
             assert Path(source.find(weights).path, "model.safetensors").read_bytes()
 
-    announced = []
-    for step in range(40):
-        far.announce(step)
-        weights = RunView(far.connection, far.keys).weights()
-        assert weights is not None
-        announced.append(weights)
+    announced = [far.announce(step) for step in range(40)]
     with ThreadPoolExecutor(4) as actors:
         list(actors.map(fetch_all, range(4)))
 
@@ -632,9 +629,7 @@ def test_the_weights_are_put_beside_the_models_files(
     if not links:
         monkeypatch.setattr("os.link", refuse)
     far.announce(0)
-    settings = RunSettings(name="run", cache_dir=tmp_path / "mine")
-    copy = ModelFetcher(RunView(far.connection, far.keys), settings, threading.Event())
-    folder = copy.with_weights(far.contract)
+    folder = fetcher_of(far, tmp_path / "mine").with_weights(far.contract)
     assert (folder / "model.safetensors").read_bytes() == b"weights 0"
     assert not list(folder.glob(".model*"))
 

@@ -256,6 +256,22 @@ def test_wrong_weights_are_refused_and_the_engine_goes_on_with_the_old(live: Liv
     assert [item.logprobs.tobytes() for item in after] == [item.logprobs.tobytes() for item in before]
 
 
+def test_a_version_that_vanishes_before_its_load_is_followed_by_another(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.take(live.a)
+    gone = live.next_weights(Path(shutil.copytree(live.b, tmp_path / "gone")))
+    pause = live.engine._llm.pause_generation
+    vanish = lambda **options: (shutil.rmtree(gone.path), pause(**options))[1]  # noqa: E731
+    with monkeypatch.context() as patched:
+        patched.setattr(live.engine._llm, "pause_generation", vanish)
+        with pytest.raises(WeightsRejected, match="was deleted"):
+            live.call(live.engine.take_weights(gone))
+    assert live.engine.version is None
+    live.take(live.a)  # also by the one before: vLLM had taken it apart
+    assert mean_difference(live.a, PROMPTS[:16], live.sample(PROMPTS[:16])) <= TOLERANCE[live.dtype]
+
+
 def test_a_version_in_three_files_samples_what_the_one_in_one_file_samples(
     live: Live, tmp_path: Path
 ) -> None:

@@ -271,11 +271,6 @@ def test_a_version_of_several_files_is_in_use_until_a_minute_after_its_last_one(
     assert len(server._fetches) == 1, "what is over is forgotten"
 
 
-def test_the_time_for_a_file_of_any_announced_size_can_be_waited_for() -> None:
-    assert module._limit_s(Wanted("x", 2**63 - 1, HASH), 0) <= threading.TIMEOUT_MAX
-    assert module._limit_s(Wanted("x", 64 << 10, HASH), 0) == 601
-
-
 def test_a_version_that_is_deleted_while_it_waits_is_sent_all_the_same(
     folder: Path, server: FileServer, source: Source, tmp_path: Path
 ) -> None:
@@ -433,6 +428,7 @@ def test_a_head_that_never_ends_is_cut(
 ) -> None:
     """Each line comes soon enough for the limit of silence."""
     monkeypatch.setattr(module, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(module, "_LOOK_S", 0.1)
     monkeypatch.setattr(module, "_SLOWEST", 1 << 40)
     ended = threading.Event()
 

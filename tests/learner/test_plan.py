@@ -7,12 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.utils import httpx
 
-from penstock.common.errors import ConfigError, ServerUnavailable
+from penstock.common.errors import ConfigError, DataError, ServerUnavailable
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Sampling, Version
 from penstock.learner.data.plan import make_plan, resolve_model
 from penstock.learner.data.preview import preview
+from penstock.learner.data.reward_specs import resolve_reward_model
+from penstock.learner.data.sources import Source, load_rows
 from tests.e2e.site import make_model, write_questions
 from tests.learner.builders import make_plan as plan_without_files
 from tests.learner.builders import make_settings
@@ -109,6 +112,8 @@ def hub_error(status: int) -> HfHubHTTPError:
         (hub_error(503), True, ServerUnavailable),
         (hub_error(403), True, ConfigError),
         (TimeoutError("no route"), True, ServerUnavailable),
+        (httpx.ReadError("reset in the middle of a file"), False, ServerUnavailable),
+        (ConnectionError("of hf_xet, likewise"), False, ServerUnavailable),
         (OfflineModeIsEnabled("HF_HUB_OFFLINE"), True, ConfigError),
         (None, True, ConfigError),
     ],
@@ -121,9 +126,15 @@ def test_a_hub_that_is_away_is_no_fault_of_the_settings(monkeypatch, cause, loca
             raise LocalEntryNotFoundError("not in the cache") from cause
         raise cause
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    for name in ("huggingface_hub.snapshot_download", "huggingface_hub.model_info"):
+        monkeypatch.setattr(name, download)
+    monkeypatch.setattr("datasets.load_dataset", download)
     with pytest.raises(raised, match="LEARNER_MODEL=org/model: "):
         resolve_model("org/model")
+    with pytest.raises(raised, match="model:helpful=org/model: "):
+        resolve_reward_model("helpful", "org/model", 1.0)
+    with pytest.raises(DataError if raised is ConfigError else raised, match="org/data"):
+        load_rows(Source("org/data"), "train", 0)
 
 
 def test_a_revision_is_of_a_hub_id_alone(tmp_path, monkeypatch):

@@ -93,10 +93,11 @@ def test_the_learners_job_is_queued_again_if_it_is_told_to_stop(tmp_path, told, 
     A job that was cancelled is not queued again: Slurm counts no restart. The actors then end too.
     """
     commands = {
-        "penstock": "trap 'touch told' TERM; touch up; until [ -e end ]; do sleep 0.05; done; exit 1",
+        "penstock": "trap 'touch told' TERM; echo $* > up; until [ -e end ]; do sleep 0.1; done; exit 1",
         "scontrol": f'echo "$@" >> called; echo "   Requeue=1 Restarts={restarts} BatchFlag=1"',
         "scancel": 'echo "$@" > signal; touch end',
-        "hostname": "echo here",
+        "hostname": '[ "$1" ] && echo fd00::7 10.0.0.7 || echo node7',
+        "getent": "echo 127.0.1.1 STREAM node7",  # as Debian's /etc/hosts has a machine's own name
     }
     for name, text in commands.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -110,6 +111,7 @@ def test_the_learners_job_is_queued_again_if_it_is_told_to_stop(tmp_path, told, 
     else:
         (tmp_path / "end").touch()
     assert job.wait(30) == 1
+    assert "--listen 10.0.0.7:6379 " in (tmp_path / "up").read_text()
     assert (tmp_path / "called").exists() is told
     if told:
         assert (tmp_path / "called").read_text().startswith("requeue incomplete 7\n")

@@ -19,7 +19,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import RewarderSettings
-from penstock.common.errors import ConfigError, ContractMismatch
+from penstock.common.errors import ConfigError, ContractMismatch, ServerUnavailable
 from penstock.common.sandbox import frames
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import ScoredGroup
@@ -159,7 +159,7 @@ def test_a_model_that_was_killed_or_hangs_is_started_again(pool, folder, models)
     assert isinstance(scorer.score_group(group), ScoredGroup), "the next call starts the model again"
 
 
-def test_what_cannot_be_used_is_named_at_the_start(pool, folder, models, tmp_path) -> None:
+def test_what_cannot_be_used_is_named_at_the_start(pool, folder, models, tmp_path, monkeypatch) -> None:
     two = save_reward_model(tmp_path / "two", 0, outputs=2)
     contract = contract_of(folder, f"model:two={two}")
     with pytest.raises(ContractMismatch, match=r"two cannot be used here: .* 2 outputs, expected"):
@@ -174,6 +174,10 @@ def test_what_cannot_be_used_is_named_at_the_start(pool, folder, models, tmp_pat
         make_scorer(replace(contract, rewards=(gone,)), pool, "rewarder-1")
     with pytest.raises(ConfigError, match="neither a folder here nor a model of the hub"):
         resolve_rewards(LearnerSettings(rewards=[f"model:gone={tmp_path}/gone"]))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    away = replace(spec, options={"model": "org/model", "revision": "main"})
+    with pytest.raises(ServerUnavailable, match="LocalEntryNotFound"):  # no mistake: it is started again
+        make_scorer(replace(contract, rewards=(away,)), pool, "rewarder-1")
 
 
 def test_settings_name_the_mistakes() -> None:
