@@ -92,7 +92,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "groups that die": (
         {"totals": {"issued": 90, "trained": 8, "dead": 55, "evaluated": 900}},
-        "55 of 63 groups died: a reward, a tool or the prompts fail. `queues dead` says why.",
+        "55 of 63 groups died: a reward, a tool or the prompts fail. `queues dead runs/demo` says why.",
     ),
     "the first step": (
         {"progress": None},
@@ -111,9 +111,12 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         "The first rewarder has not joined yet; 2 groups to score.",
     ),
     "an actor that is gone": (
-        {"workers": {"actor-1": worker(age_ms=14_000), "r": worker("rewarder")}},
-        "No actor is running (actor-1 was last seen 14 s ago): start one with `queues scale runs/demo "
-        "actor=1`, elsewhere with `penstock up --only actor`, or `actor`.",
+        {
+            "workers": {"actor-1": worker(age_ms=14_000), "r": worker("rewarder")},
+            "folder": "/my data/demo",
+        },
+        "No actor is running (actor-1 was last seen 14 s ago): start one with `queues scale "
+        "'/my data/demo' actor=1`, elsewhere with `penstock up --only actor`, or `actor`.",
     ),
     "a rewarder that is gone": (
         {
