@@ -51,6 +51,12 @@ def test_a_run_begins_again_from_a_named_checkpoint_of_its_own(tmp_path: Path) -
     assert claims == ["000001.json", "000002.json"]
     for folder in (moved, first):
         assert judge(folder)["faults"] == []
+    site.variables["LEARNER_MAX_STEPS"] = "7"
+    site.start()
+    assert site.wait(600) == 0, "\n".join(site.lines[-40:])
+    site.stop()
+    assert not first.with_name("e2e.2").exists()
+    assert steps_of(first) == [1, 2, 3, 4, 5, 6, 7], "the same path again lets the run go on"
 
 
 def test_what_is_no_checkpoint_is_refused_with_those_that_are(tmp_path: Path) -> None:
@@ -64,7 +70,7 @@ def test_what_is_no_checkpoint_is_refused_with_those_that_are(tmp_path: Path) ->
         find_checkpoint(kept.with_name("000001-00000009"))
     assert find_checkpoint(kept / "model") == kept
     with pytest.raises(ConfigError, match=r"state\.json.*Name another checkpoint"):
-        begin_from(kept, RunFolder(tmp_path / "new"))
+        begin_from(kept, RunFolder(tmp_path / "new"), kept)
     assert not (tmp_path / "new").exists()
 
 
