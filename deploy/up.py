@@ -38,6 +38,7 @@ from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.atomic import make_folder
 from penstock.common.files.lock import hold_lock
 from penstock.common.files.modes import umask
+from penstock.common.files.reading import at_home
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.guard import guard_children
 from penstock.common.log import is_coloured, log_errors_alone
@@ -253,7 +254,7 @@ class Up(Command):
         checkpoint, or a queue server that cannot start or be `listening`, before anything is moved, or
         if the folder cannot be moved, RunTaken if the run is in use.
         """
-        asked = read_environment(self.env_file).get("LEARNER_RESUME", "auto")
+        asked: str = at_home(read_environment(self.env_file).get("LEARNER_RESUME", "auto"))
         if asked in ("", "auto", "must"):
             return ""
         if settings.redis_url:

@@ -81,7 +81,8 @@ def test_a_damaged_checkpoint_is_refused_before_the_run_is_moved(
     kept.mkdir(parents=True)
     (kept / "state.json").write_text("{}")
     for name, value in (
-        ("RUN_NAME", "x"), ("RUN_DIR", str(tmp_path)), ("LEARNER_RESUME", str(kept)),
+        ("RUN_NAME", "x"), ("RUN_DIR", str(tmp_path)), ("HOME", str(tmp_path)),
+        ("LEARNER_RESUME", "~/x/checkpoints/000001-00000004"),
         ("LEARNER_MODEL", "m"), ("LEARNER_DATASET", "d"),
     ):  # fmt: skip
         monkeypatch.setenv(name, value)
