@@ -142,10 +142,14 @@ def read_questions(
     row, or no prompt is short enough. Raise ConfigError if the chat template rejects a row.
     """
     rows, numbers = load_rows(source, split, settings.seed)
-    mapping = map_columns(rows.column_names, source.name, settings, rows[0] if len(rows) else {})
+    if not len(rows):
+        remedy = "Name another one in LEARNER_DATASET or LEARNER_EVAL_DATASET"
+        raise DataError(f"{source.name}: the data set has no rows, expected at least one. {remedy}.")
+    names = list(rows[0])
+    mapping = map_columns(names, source.name, settings, rows[0])
     gold = f"the gold answer is in {mapping.solution}" if mapping.solution else "there is no gold answer"
     log.info(f"Data set {source.name}: {len(rows)} rows; the question is in {mapping.prompt}, {gold}.")
-    if "solution" in rows.column_names and mapping.solution not in ("", "solution"):
+    if "solution" in names and mapping.solution not in ("", "solution"):
         chosen = f"The rewards get {mapping.solution} as `solution`"
         log.info(f"{chosen}; LEARNER_SOLUTION_COLUMN=solution chooses the other.")
     progress = f"{source.name}: rows read"
@@ -154,9 +158,6 @@ def read_questions(
         for number, row in zip(numbers, with_progress(rows, progress, len(rows)), strict=True)
     )
     questions = [question for question in found if question is not None]
-    if not len(rows):
-        remedy = "Name another one in LEARNER_DATASET or LEARNER_EVAL_DATASET"
-        raise DataError(f"{source.name}: the data set has no rows, expected at least one. {remedy}.")
     if not questions:
         raise DataError(
             f"{source.name}: none of the {len(rows)} prompts has at most LEARNER_MAX_PROMPT_LENGTH="

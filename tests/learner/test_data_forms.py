@@ -97,12 +97,15 @@ def test_files_of_several_forms_in_a_pattern_are_told(tmp_path, read):
 
 @READERS
 def test_a_stream_reads_values_as_they_stand(tmp_path, read):
-    """The library `datasets` would read 1, null, a date, and the second of two columns."""
-    (tmp_path / "q.csv").write_text("question,answer\n1+1=,01\n2,NA\n")
-    assert read(str(tmp_path / "q.csv")) == [("1+1=", "01"), ("2", "NA")]
-    rows = [{"question": "q", "answer": "2020-01-02"}, {"question": "r", "answer": "1e3"}]
-    source = write(tmp_path / "q.jsonl", *map(json.dumps, rows))
-    assert read(source) == [("q", "2020-01-02"), ("r", "1e3")]
+    """The library `datasets` would read 1, null, a date, 5.0, and the second of two columns."""
+    rows = [["question", "answer", '"a\t,b"'], ["1+1=", "01", "1"], ["2", "NA", "x" * 200_000]]
+    for separator in ",;\t":
+        source = write(tmp_path / "q.csv", *map(separator.join, rows))
+        assert read(source) == [("1+1=", "01"), ("2", "NA")]
+    for golds in (["2020-01-02", "1e3"], ["five", 5], [5, 2.5]):
+        rows = [{"question": "q", "answer": gold} for gold in golds]
+        source = write(tmp_path / "q.jsonl", *map(json.dumps, rows))
+        assert repr([gold for _, gold in read(source)]) == repr(golds)
 
 
 MORE = {"question": "1", "answer": "2", "level": 3}
