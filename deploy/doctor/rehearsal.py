@@ -8,6 +8,7 @@ from typing import Any
 from penstock.common.config.command import Result
 from penstock.deploy.doctor.finding import Finding
 
+_WARNING = re.compile(r"^\S+ \[warning *\] (.+)", re.MULTILINE)
 _COMMON = "Correct the data set or LEARNER_SOLUTION_COLUMN, or use another reward"
 
 
@@ -43,6 +44,13 @@ def _failures(trials: Mapping[str, Any]) -> Iterator[Finding]:
             what = f"the reward {name} fails on {on}, {where}: {reason}"
             why = "completions like this one would have no reward"
             yield Finding("rewards", "error", what, why, "do: correct the reward at this line")
+
+
+def warnings_in(said: str) -> Iterator[Finding]:
+    """Yield a finding per warning in the lines `said` that learner and rewarder log, each once."""
+    for text in dict.fromkeys(_WARNING.findall(said)):
+        why, remedy = "the run would begin all the same", "do: change what this names, or let it be"
+        yield Finding("data", "warning", text, why, remedy)
 
 
 def failed(code: int, said: str) -> Finding:

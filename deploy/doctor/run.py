@@ -19,7 +19,7 @@ from penstock.deploy.doctor.folder import check_folder, check_room
 from penstock.deploy.doctor.inputs import check_inputs
 from penstock.deploy.doctor.machine import Machine, read_machine
 from penstock.deploy.doctor.memory import check_memory
-from penstock.deploy.doctor.rehearsal import failed, findings_of
+from penstock.deploy.doctor.rehearsal import failed, findings_of, warnings_in
 from penstock.deploy.doctor.roles import check_roles
 from penstock.deploy.doctor.server import check_server
 from penstock.deploy.doctor.settings import Settings
@@ -98,27 +98,28 @@ class Doctor(Check):
         refused = any(one.severity == "error" for one in names)
         if refused and not self.quick:
             shown.append("Left out until the names are right: data and rewards.")
-        found = None if refused or self.quick else self._rehearse()
-        if found is None:
+        found: Result | None = None
+        if refused or self.quick:
             yield from check_inputs(settings.learner)
-        if isinstance(found, Finding):
-            yield found
-        if isinstance(found, Result):
-            shown.append(found.text)
-            yield from findings_of(found)
-        yield from _check_sizes(settings, machine, gpu, found if isinstance(found, Result) else None)
+        else:
+            found, told = self._rehearse()
+            shown += [found.text] if found else []
+            yield from told
+        yield from _check_sizes(settings, machine, gpu, found)
 
-    def _rehearse(self) -> Result | Finding:
-        """Return what `penstock check` finds, or the finding of a role that fails."""
+    def _rehearse(self) -> tuple[Result | None, list[Finding]]:
+        """Return what `penstock check` finds, None if a role fails, and the findings on it."""
         with tempfile.TemporaryFile() as errors:
             try:
                 found = self.examine(errors)
             except PenstockError as error:
-                return failed(error.exit_code, f"check: {type(error).__name__}: {error}")
-            if isinstance(found, Result):
-                return found
+                text = f"check: {type(error).__name__}: {error}"
+                return None, [failed(error.exit_code, text)]
             errors.seek(0)
-            return failed(found, errors.read().decode(errors="replace"))
+            said = errors.read().decode(errors="replace")
+        if isinstance(found, Result):
+            return found, [*findings_of(found), *warnings_in(said)]
+        return None, [failed(found, said), *warnings_in(said)]
 
 
 def _check_sizes(

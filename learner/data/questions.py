@@ -94,9 +94,9 @@ def load_questions(
     Held out are the questions of LEARNER_EVAL_DATASET, or those that LEARNER_EVAL_HOLDOUT draws from the
     others. Without LEARNER_DATASET the questions of LEARNER_EVAL_DATASET are in both results. With
     dataset_streaming the first result reads rows when they are needed. `template` makes the prompts, and
-    shows the tools of `episodes`; None: no tools. Log how many prompts are too long or have unknown
-    letters. Raise DataError if a data set cannot be read or has a bad row, ConfigError if the settings
-    or the chat template do not fit.
+    shows the tools of `episodes`; None: no tools. Log how many prompts are too long, have unknown
+    letters, or are held out and trained. Raise DataError if a data set cannot be read or has a bad row,
+    ConfigError if the settings or the chat template do not fit.
     """
     reader = QuestionReader(settings, template, episodes or EpisodeSpec())
     sources = [Source.parse(name) for name in settings.dataset or settings.eval_dataset]
@@ -113,8 +113,11 @@ def load_questions(
         if settings.eval_holdout:
             sets, held_out = hold_out(sets, settings)
         questions = Shuffled(sets, settings.dataset_weights, settings.seed, settings.dataset_shuffle)
+    held_out = held_out[: settings.eval_samples or None]
     _report_prompts(reader, settings)
-    return questions, held_out[: settings.eval_samples or None]
+    if settings.dataset and not (settings.evaluate_only or settings.has_episodes):
+        _report_repeated(questions, held_out)
+    return questions, held_out
 
 
 def _report_prompts(reader: QuestionReader, settings: LearnerSettings) -> None:
@@ -129,6 +132,23 @@ def _report_prompts(reader: QuestionReader, settings: LearnerSettings) -> None:
         log.warning(
             f"{reader.too_long} prompts are longer than LEARNER_MAX_PROMPT_LENGTH="
             f"{settings.max_prompt_length} tokens and were {done}: the longest has {reader.longest}."
+        )
+
+
+def _report_repeated(questions: Questions, held_out: list[Question]) -> None:
+    """Log how many held-out prompts are trained too, and three of them. Of a stream this is unknown."""
+    held = {one.prompt_ids.tobytes() for one in held_out}
+    trained = {
+        ids: one.where
+        for one in (questions if held and len(questions) else ())
+        if (ids := one.prompt_ids.tobytes()) in held
+    }
+    places = [(one.where, trained.get(one.prompt_ids.tobytes())) for one in held_out]
+    both = [f"{where} ({place})" for where, place in places if place is not None]
+    if both:
+        log.warning(
+            f"{len(both)} of {len(held_out)} held-out questions are trained too, and measure memory, "
+            f"such as {', '.join(both[:3])}. Take them out of one of the data sets."
         )
 
 

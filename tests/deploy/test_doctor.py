@@ -329,7 +329,9 @@ def test_faults_of_rewards_and_gold_answers_are_found(stand_ins):
     data = {"c.jsonl": {"golds": 9, "unreadable": []}, "d.jsonl": {"golds": 3, "unreadable": bad}}
     rewards = {"accuracy": "", "mine": "ConfigError: reward mine requires level", "broken": ""}
     verdict = {"rewards": rewards, "data": data, "rows": [], "trials": {"broken": BROKEN}}
-    place = stand_ins(learner=f"print({json.dumps(plan)!r})", rewarder=f"print({json.dumps(verdict)!r})")
+    warn = "import sys\nprint('12:00:00 [warning  ] Odd.', file=sys.stderr)\n"
+    learner = f"{warn}print({json.dumps(plan)!r})"
+    place = stand_ins(learner=learner, rewarder=f"print({json.dumps(verdict)!r})")
     found = place.find(quick=False)
     golds = only(found, "golds", "2 of 3 gold answers of d.jsonl cannot be read, such as d.jsonl, row 2")
     assert golds.severity == "error"
@@ -337,7 +339,8 @@ def test_faults_of_rewards_and_gold_answers_are_found(stand_ins):
     broken = "the reward broken fails on garbage, c.jsonl, row 1: ValueError (mine.py, line 4)"
     assert only(found, "rewards", broken).severity == "error"
     assert only(found, "room", "the run will write up to").severity == "error"  # by the number of steps
-    assert len(found) == 4
+    assert only(found, "data", "Odd.").severity == "warning", "what learner and rewarder log"
+    assert len(found) == 5
 
 
 def test_a_role_that_fails_is_found_with_its_error(stand_ins):

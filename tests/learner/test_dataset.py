@@ -435,6 +435,17 @@ def test_questions_are_held_out_by_the_seed_and_never_trained(tmp_path):
         load(source, eval_holdout=20)
 
 
+def test_held_out_questions_that_are_trained_too_are_named(tmp_path):
+    train = write(tmp_path / "t.jsonl", *rows_of(("a", "1"), ("b", "2"), ("c", "3")))
+    held = write(tmp_path / "h.jsonl", *rows_of(("x", "1"), ("b", "9"), ("c", "3")))
+    for more, said in (({}, ["2 of 3 held-out"]), ({"eval_samples": 1}, [])):
+        with structlog.testing.capture_logs() as logs:
+            load(train, eval_dataset=[held], **more)
+        warned = [one["event"] for one in logs if one["log_level"] == "warning"]
+        assert [text[:15] for text in warned] == said
+        assert all("h.jsonl, row 2 (" in text and "t.jsonl, row 2), " in text for text in warned)
+
+
 def test_long_prompts_may_be_cut_at_their_beginning(tmp_path):
     source = write(tmp_path / "q.jsonl", *rows_of(("x" * 30 + "1+1=", "2")))
     (question,), _ = load(source, max_prompt_length=6, overlong_prompts="truncate")
