@@ -1,4 +1,4 @@
-"""Checks of what a run begins with: required settings, the model's folder, files of questions."""
+"""Checks of what a run begins with: required settings, the model's folder, files of questions and code."""
 
 import re
 from collections.abc import Iterator
@@ -6,14 +6,17 @@ from glob import glob, has_magic
 from pathlib import Path
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.own_code import split_source
 from penstock.deploy.doctor.finding import Finding
 
+REMEDY = "name what is there, or copy it there"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_CODE = ("rewards", "tools", "environment", "agent", "loss")
 _FILE = re.compile(r"\.((jsonl|ndjson|json|csv|tsv)(\.gz)?|parquet|arrow)(?![\w-])", re.IGNORECASE)
 
 
 def check_inputs(learner: LearnerSettings) -> Iterator[Finding]:
-    """Yield an error per required setting that is empty, and for an absent model or data set."""
+    """Yield an error per required setting that is empty, and for absent models, data sets and code."""
     model, faults = learner.model, []
     if model and Path(model).is_dir():
         names = ("config.json", "tokenizer.json", "*.safetensors")
@@ -23,11 +26,19 @@ def check_inputs(learner: LearnerSettings) -> Iterator[Finding]:
         faults = [f"LEARNER_MODEL={model}: no such folder" if model else "LEARNER_MODEL is not set"]
     if not (learner.dataset or learner.evaluate_only):
         faults.append("LEARNER_DATASET is not set")
-    for variable in ("dataset", "eval_dataset"):
-        absent = [name for name in getattr(learner, variable) if not _may_exist(name)]
+    for variable in ("dataset", "eval_dataset", *_CODE):
+        value = getattr(learner, variable)
+        may_exist = _code_may_exist if variable in _CODE else _may_exist
+        absent = [name for name in ([value] if isinstance(value, str) else value) if not may_exist(name)]
         faults += [f"LEARNER_{variable.upper()}={name}: no such file or folder" for name in absent]
-    why, remedy = "the learner refuses to start", "do: name what is there, or copy it there"
-    yield from (Finding("inputs", "error", fault, why, remedy) for fault in faults)
+    why = "the learner refuses to start"
+    yield from (Finding("inputs", "error", fault, why, f"do: {REMEDY}") for fault in faults)
+
+
+def _code_may_exist(asked: str) -> bool:
+    """Return whether the file of FILE.py:NAME is on this machine, or another form names the code."""
+    source = split_source(asked)[0]
+    return not source.endswith(".py") or Path(source).is_file()
 
 
 def _may_exist(source: str) -> bool:

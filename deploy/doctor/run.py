@@ -96,12 +96,11 @@ class Doctor(Check):
         yield from check_server(settings, removal("REDIS_URL", self.env_file))
         yield from check_folder(settings.run.folder)
         refused = any(one.severity == "error" for one in names)
-        if refused and not self.quick:
-            shown.append("Left out until the names are right: data and rewards.")
+        yield from (missing := list(check_inputs(settings.learner)))
         found: Result | None = None
-        if refused or self.quick:
-            yield from check_inputs(settings.learner)
-        else:
+        if (refused or missing) and not self.quick:
+            shown.append("Left out until the names are right: data and rewards.")
+        elif not self.quick:
             found, told = self._rehearse()
             shown += [found.text] if found else []
             yield from told

@@ -31,6 +31,8 @@ from penstock.learner.data.templates import Template
 
 log = get_logger(__name__)
 
+_MOST_FAULTS = 5  # bad rows of a data set that one error names
+
 
 class QuestionReader:
     """Converts the rows of data sets to questions.
@@ -158,8 +160,8 @@ def read_questions(
     """Return the questions of a data set, in the order of its rows. Log the columns and the progress.
 
     `split` names the part of a hub id or saved folder. `reader` makes a row a question, or leaves it out
-    because its prompt is too long. Raise DataError if the data set cannot be read, has no row or a bad
-    row, or no prompt is short enough. Raise ConfigError if the chat template rejects a row.
+    because its prompt is too long. Raise DataError if the data set cannot be read, has no row or bad
+    rows, of which five are named, or no prompt is short enough. Raise ConfigError if the chat template rejects a row.
     """
     rows, numbers = load_rows(source, split, settings.seed)
     if not len(rows):
@@ -172,12 +174,18 @@ def read_questions(
     if "solution" in names and mapping.solution not in ("", "solution"):
         chosen = f"The rewards get {mapping.solution} as `solution`"
         log.info(f"{chosen}; LEARNER_SOLUTION_COLUMN=solution chooses the other.")
+    questions, faults = list[Question](), list[str]()
     progress = f"{source.name}: rows read"
-    found = (
-        reader.read(row, mapping, f"{source.name}, row {number}")
-        for number, row in zip(numbers, with_progress(rows, progress, len(rows)), strict=True)
-    )
-    questions = [question for question in found if question is not None]
+    for number, row in zip(numbers, with_progress(rows, progress, len(rows)), strict=True):
+        try:
+            if question := reader.read(row, mapping, f"{source.name}, row {number}"):
+                questions.append(question)
+        except DataError as error:
+            faults.append(str(error))
+            if len(faults) == _MOST_FAULTS:
+                break
+    if faults:
+        raise DataError("\n".join(faults))
     if not questions:
         raise DataError(
             f"{source.name}: none of the {len(rows)} prompts has at most LEARNER_MAX_PROMPT_LENGTH="

@@ -66,9 +66,11 @@ def test_an_unreadable_line_is_named_by_its_number(tmp_path):
         load(write(tmp_path / "q.jsonl", ROW, ROW, '{"question": "1+'))
 
 
-def test_a_row_that_lacks_the_gold_answer_is_named(tmp_path):
-    with pytest.raises(DataError, match="row 2: answer is null"):
-        load(write(tmp_path / "q.jsonl", ROW, '{"question": "1+1="}'))
+def test_the_first_five_rows_that_lack_the_gold_answer_are_named(tmp_path):
+    bad = '{"question": "1+1="}'
+    with pytest.raises(DataError) as caught:
+        load(write(tmp_path / "q.jsonl", ROW, bad, bad, ROW, *[bad] * 9))
+    assert re.findall(r"row (\d+): answer is null", str(caught.value)) == ["2", "3", "5", "6", "7"]
 
 
 def test_a_missing_column_is_told_with_those_that_are_there(tmp_path):
