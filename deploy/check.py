@@ -124,16 +124,13 @@ class Check(RoleCheck):
         return found if isinstance(found, int) else self.joined(*found)
 
     def _check_settings(self) -> None:
-        """Raise ConfigError with the mistakes in the variables of all roles, one per line, each once.
-
-        Models, data sets and files of code that are not there are among them.
-        """
+        """Raise ConfigError with the mistakes in all roles' variables and all that is absent."""
         mistakes: list[str] = []
         for role in (LearnerCommand, ActorCommand, RewarderCommand):
             try:
                 found = build(role, {"env_file": self.env_file})
-                if isinstance(found, LearnerCommand):
-                    mistakes += [f"{one.found}: {REMEDY}" for one in check_inputs(found.learner)]
+                absent = check_inputs(found.learner) if isinstance(found, LearnerCommand) else ()
+                mistakes += [f"{one.found}: {REMEDY}" for one in absent]
             except ConfigError as error:
                 mistakes += str(error).splitlines()
         if mistakes:

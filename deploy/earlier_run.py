@@ -78,13 +78,10 @@ def check_whole(checkpoint: Path) -> None:
 
 def began_from(folder: RunFolder, asked: Path) -> bool:
     """Return whether the run's folder was made of the checkpoint at `asked`, and say that it goes on."""
-    path = asked.resolve()
-    named = path.parent if path.name == "model" else path
-    if not folder.begun_from.is_file() or folder.begun_from.read_bytes() != os.fsencode(named):
-        return False
-    goes_on = f"The run {folder.path.name} began from {asked} before, and goes on"
-    print(f"{goes_on}. To begin there once more, choose another RUN_NAME.", flush=True)
-    return True
+    named = os.fsencode(asked.resolve()).removesuffix(b"/model")
+    if goes_on := folder.begun_from.is_file() and folder.begun_from.read_bytes() == named:
+        print(f"The run began from {asked} before, and goes on. Choose another RUN_NAME to begin anew.")
+    return goes_on
 
 
 def begin_from(checkpoint: Path, folder: RunFolder, named: Path) -> None:

@@ -282,8 +282,7 @@ class Up(Command):
 
     def _show(self, settings: RunCommand) -> Show:
         """Return what shows the run of these `settings`: a live screen, or all lines as they come."""
-        run = settings.run
-        watch = RunWatch(partial(_connect, settings), run.name, str(run.folder.path))
+        watch = RunWatch(partial(_connect, settings), settings.run.name, str(settings.run.folder.path))
         console = Console(file=sys.stdout)
         if is_live(console, self.plain or settings.run.log_format == "json"):
             return LiveScreen(watch, console)

@@ -72,7 +72,7 @@ class LimitWatch:
         of, died = ended - self._ends[0][0], dead - self._ends[0][1]
         if died < _MANY_DEAD or 2 * died < of:
             return ""
-        why = f"`queues dead {_folder(now)}` says why."
+        why = f"`queues dead {shlex.quote(now.folder)}` says why."
         return Fault(f"{died} of {of} groups died: a reward, a tool or the prompts fail. {why}")
 
 
@@ -141,12 +141,7 @@ def _absence(now: Overview, role: str, consequence: str) -> Fault:
 
 def _scale(now: Overview, role: str) -> str:
     """Return the command that adds a process of `role` to the run, while it goes on."""
-    return f"`queues scale {_folder(now)} {role}={len(now.running(role)) + 1}`"
-
-
-def _folder(now: Overview) -> str:
-    """Return the run's folder as a shell takes it, by default that in runs/."""
-    return shlex.quote(now.folder or f"runs/{now.run}")
+    return f"`queues scale {shlex.quote(now.folder)} {role}={len(now.running(role)) + 1}`"
 
 
 def _slowest(now: Overview, waiting: float) -> str:

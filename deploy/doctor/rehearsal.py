@@ -8,7 +8,6 @@ from typing import Any
 from penstock.common.config.command import Result
 from penstock.deploy.doctor.finding import Finding
 
-_WARNING = re.compile(r"^\S+ \[warning *\] (.+)", re.MULTILINE)
 _COMMON = "Correct the data set or LEARNER_SOLUTION_COLUMN, or use another reward"
 
 
@@ -47,8 +46,8 @@ def _failures(trials: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def warnings_in(said: str) -> Iterator[Finding]:
-    """Yield a finding per warning in the lines `said` that learner and rewarder log, each once."""
-    for text in dict.fromkeys(_WARNING.findall(said)):
+    """Yield a finding per warning in the lines `said` that learner and rewarder log."""
+    for text in re.findall(r"^\S+ \[warning *\] (.+)", said, re.MULTILINE):
         why, remedy = "the run would begin all the same", "do: change what this names, or let it be"
         yield Finding("data", "warning", text, why, remedy)
 

@@ -139,19 +139,13 @@ def _report_prompts(reader: QuestionReader, settings: LearnerSettings) -> None:
 
 def _report_repeated(questions: Questions, held_out: list[Question]) -> None:
     """Log how many held-out prompts are trained too, and three of them. Of a stream this is unknown."""
-    held = {one.prompt_ids.tobytes() for one in held_out}
-    trained = {
-        ids: one.where
-        for one in (questions if held and len(questions) else ())
-        if (ids := one.prompt_ids.tobytes()) in held
-    }
-    places = [(one.where, trained.get(one.prompt_ids.tobytes())) for one in held_out]
-    both = [f"{where} ({place})" for where, place in places if place is not None]
+    held = {one.prompt_ids.tobytes(): one.where for one in held_out}
+    known = questions if held and len(questions) else ()
+    both = {where: one.where for one in known if (where := held.get(one.prompt_ids.tobytes()))}
     if both:
-        log.warning(
-            f"{len(both)} of {len(held_out)} held-out questions are trained too, and measure memory, "
-            f"such as {', '.join(both[:3])}. Take them out of one of the data sets."
-        )
+        such = ", ".join(f"{where} ({trained})" for where, trained in list(both.items())[:3])
+        found = f"{len(both)} of {len(held_out)} held-out questions are trained too, and measure memory"
+        log.warning(f"{found}, such as {such}. Take them out of one of the data sets.")
 
 
 def read_questions(
@@ -161,7 +155,7 @@ def read_questions(
 
     `split` names the part of a hub id or saved folder. `reader` makes a row a question, or leaves it out
     because its prompt is too long. Raise DataError if the data set cannot be read, has no row or bad
-    rows, of which five are named, or no prompt is short enough. Raise ConfigError if the chat template rejects a row.
+    rows (it names five), or no prompt is short enough, ConfigError if the chat template rejects a row.
     """
     rows, numbers = load_rows(source, split, settings.seed)
     if not len(rows):

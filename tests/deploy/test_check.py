@@ -110,13 +110,12 @@ def test_the_mistakes_of_all_roles_are_named_at_once(monkeypatch):
 
 
 def test_all_that_is_not_there_is_named_at_once(monkeypatch):
-    names = {"MODEL": "./no", "DATASET": "a.csv,b.csv#5", "REWARDS": "accuracy,r.py:f", "LOSS": "l.py:f"}
-    for name, value in names.items():
+    absent = {"MODEL": "./no", "DATASET": "a.csv#5", "REWARDS": "r.py:f", "LOSS": "l.py:f"}
+    for name, value in absent.items():
         monkeypatch.setenv(f"LEARNER_{name}", value)
     with pytest.raises(ConfigError) as found:
         run()
-    lines = str(found.value).splitlines()
-    assert [re.split("[=:]", line)[1] for line in lines] == ["./no", "a.csv", "b.csv#5", "r.py", "l.py"]
+    assert re.findall("=(.*): no such", str(found.value)) == [*absent.values()]
 
 
 @pytest.fixture

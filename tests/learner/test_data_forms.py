@@ -165,6 +165,11 @@ SYSTEM = {"role": "system", "content": "s"}
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}], "answer": "a"},
             [USER],
         ),
+        ({"prompt": "q", "ground_truth": "a"}, "q"),
+        ({"problem": "q", "solution": "a", "messages": [{"role": "user", "content": "no"}]}, "q"),
+        ({"prompt": [USER], "reward_model": {"style": "rule", "ground_truth": "a"}}, [USER]),
+        ({"messages": [USER, {"role": "assistant", "content": "no"}], "solution": "a"}, [USER]),
+        ({"0": {"value": "q"}, "1": {"ground_truth": {"value": "a"}}}, "q"),
     ],
 )
 @READERS
