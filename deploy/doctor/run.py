@@ -90,6 +90,7 @@ class Doctor(Check):
                 "Left out until the values are right: server, folder, memory, data and rewards."
             )
             return
+        machine = machine.seen_with(environment.get("CUDA_VISIBLE_DEVICES"))
         gpu = bool(machine.gpus) and has_gpu()
         yield from check_cores(machine, environment, settings.rewarder)
         yield from check_roles(settings, machine, gpu)

@@ -509,6 +509,14 @@ def test_a_gpu_that_torch_cannot_use_is_found(machine, words):
     assert any(words in one.found for one in check_gpu(machine, {}))
 
 
+def test_gpus_that_the_run_does_not_see_do_not_count():
+    machine = Machine(4, GIB, (GPU, Gpu("small", GIB, GIB)), (12, 8))
+    for devices, seen in (("1", "small"), ("1, 0", "small test"), (None, "test small"), ("7", "")):
+        assert [gpu.name for gpu in machine.seen_with(devices).gpus] == seen.split()
+    found = check_gpu(machine, {"CUDA_VISIBLE_DEVICES": "7"})
+    assert any("=7 hides the GPU" in one.found for one in found)
+
+
 def test_a_failing_nvidia_smi_is_read_with_its_words(place):
     place.script("nvidia-smi", "#!/bin/sh\necho Driver/library version mismatch\nexit 18\n")
     assert read_machine().smi_error == "Driver/library version mismatch"
