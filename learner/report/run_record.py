@@ -98,6 +98,8 @@ def check_same_run(
         return
     with reading(folder.record, "Delete the file to go on without this comparison"):
         before: Any = parse_json(folder.record.read_bytes())
+        if before["settings"].get("evaluate_only"):  # nothing was trained, so nothing goes on
+            return
         changed = [name for name in REFUSED if before[name]["hash"] != now[name]["hash"]]
         reported = [
             *_changed_evaluation(before, now),

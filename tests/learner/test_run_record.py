@@ -9,6 +9,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -27,6 +28,7 @@ from penstock.deploy.up import Up
 from penstock.learner.report import run_record
 from penstock.learner.report.run_record import check_same_run, describe_start, write_start
 from penstock.learner.report.small_batches import SmallBatches
+from penstock.learner.start import _check_start
 from penstock.learner.streams.intake import Arrivals
 from tests.learner.builders import make_plan, make_settings
 
@@ -227,6 +229,20 @@ def test_a_damaged_record_is_named_and_a_missing_one_is_no_fault(home):
         with pytest.raises(ConfigError, match=r"run\.json: damaged"):
             home.start()
     home.folder.record.unlink()
+    assert home.start() == []
+
+
+def test_an_evaluation_leaves_a_record_which_no_training_is_compared_with(home):
+    home.changes["evaluate_only"] = True
+    plan = replace(make_plan(home.settings()), model_folder=home.model)
+    command = SimpleNamespace(learner=home.settings())
+    assert _check_start(command, plan, home.folder, None, None) == {}, "that of the training stays"
+    home.folder.record.unlink()
+    start = _check_start(command, plan, home.folder, None, None)
+    assert start["model"]["name"] == str(home.model)
+    write_start(home.folder, start)
+    home.changes.clear()
+    other_model(home)
     assert home.start() == []
 
 
