@@ -81,8 +81,9 @@ def test_a_pattern_names_several_files(tmp_path, read):
     write(tmp_path / "c.txt", "no data")
     assert read(f"{tmp_path}/*.jsonl") == BOTH
     assert read(f"{tmp_path}/**/[ab].[cj]s*") == [BOTH[0], *BOTH][: 3 if read is found else 2]
-    with pytest.raises(DataError, match="no file matches"):
-        read(f"{tmp_path}/x*.jsonl")
+    for name, words in (("x*", "no file matches"), ("x", "no such file")):
+        with pytest.raises(DataError, match=words):
+            read(f"{tmp_path}/{name}.jsonl")
     with pytest.raises(DataError, match=r"c\.txt: expected a file that ends in"):
         read(f"{tmp_path}/*.*")
 
@@ -233,6 +234,9 @@ def shared(*turns):
         (shared(("gpt", "no")), "conversations is .*; expected a text, or a list of messages"),
         (shared(("human", " "), ("gpt", "no")), "conversations is .*; expected a text"),
         ({"conversations": [{"from": "human", "content": "q"}], "answer": "a"}, "has no value"),
+        ({"question": None, "answer": "2"}, "row 1: question is None"),
+        ({"question": " ", "answer": "2"}, "row 1: question is ' '"),
+        ({"prompt": [USER | {"content": None}], "answer": "2"}, "role and a text as content"),
         ({"question": "q", "answer": []}, r"row 1: answer is \[\]"),
         ({"question": "q", "answer": [math.nan]}, r"row 1: answer is \[nan\]"),
         ({"question": "q", "answer": math.inf}, "row 1: answer is inf"),
@@ -295,6 +299,10 @@ def test_a_gold_that_is_no_number_is_told(tmp_path, gold):
         ("q.jsonl.gz", gzip.compress(ROW.encode(), mtime=0)[:-6], "cannot be loaded"),
         ("q.jsonl.gz", ROW.encode(), "cannot be loaded"),
         ("q.arrow", b"no arrow", "cannot be loaded"),
+        ("q.parquet", b"no parquet", "cannot be loaded"),
+        ("q.jsonl", b"", "q.jsonl is empty"),
+        ("q.jsonl", b'{"question": "\\ud800", "answer": "2"}', "half a character"),
+        ("q.csv", b",question,answer\n0,1+1=,2\n", "line 1: a column has no name"),
     ],
 )
 @READERS
