@@ -198,7 +198,7 @@ def _as_variables(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
         if name in _UNCOMPARED:  # what a start asks for once
             continue
         mark, text = "# " if default[name] == value else "", _as_text(value)
-        if "${" in text:  # which --env-file would replace, also within quotes
+        if text.startswith("${"):  # which --env-file refuses
             mark = "# set this one yourself: "
         if not re.fullmatch(r"[\w@%+=:,./~-]*", text):
             escaped = text.replace("\\", "\\\\").replace("'", "\\'")

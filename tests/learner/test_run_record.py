@@ -249,10 +249,11 @@ def test_settings_are_written_as_variables(home):
     assert "LEARNER_GROUPS_PER_STEP=2" in lines
     assert "# LEARNER_SEED=42" in lines
     assert f"LEARNER_DATASET={home.data}" in lines
-    home.changes["system_prompt"] = "You are in ${HOME}."
-    home.start()
-    (line,) = [one for one in home.folder.settings.read_text().splitlines() if "SYSTEM_PROMPT" in one]
-    assert line.startswith("# set this one yourself: LEARNER_SYSTEM_PROMPT="), "it would be replaced"
+    for text, mark in (("In ${HOME}.", ""), ("${HOME} is here.", "# set this one yourself: ")):
+        home.changes["system_prompt"] = text
+        home.start()
+        lines = home.folder.settings.read_text().splitlines()
+        assert f"{mark}LEARNER_SYSTEM_PROMPT='{text}'" in lines
 
 
 def test_the_written_settings_say_where_they_come_from(home, monkeypatch, tmp_path):
