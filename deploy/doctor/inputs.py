@@ -16,19 +16,20 @@ _FILE = re.compile(r"\.((jsonl|ndjson|json|csv|tsv)(\.gz)?|parquet|arrow|py)(?![
 def check_inputs(learner: LearnerSettings) -> Iterator[Finding]:
     """Yield an error per required setting that is empty, and for absent models, data sets and code."""
     model, faults = learner.model, []
+    none = f"no such file or folder (seen from {Path.cwd()})"
     if model and Path(model).is_dir():
         names = ("config.json", "tokenizer.json", "*.safetensors")
         lacking = [name for name in names if not any(Path(model).glob(name))]
         faults = [f"LEARNER_MODEL={model}: no {name} is there" for name in lacking]
     elif not _HUB_ID.fullmatch(model):
-        faults = [f"LEARNER_MODEL={model}: no such folder" if model else "LEARNER_MODEL is not set"]
+        faults = [f"LEARNER_MODEL={model}: {none}" if model else "LEARNER_MODEL is not set"]
     if not (learner.dataset or learner.evaluate_only):
         faults.append("LEARNER_DATASET is not set")
     for variable in ("dataset", "eval_dataset", "rewards", "tools", "environment", "agent", "loss"):
         asked = getattr(learner, variable)
         given = [asked] if isinstance(asked, str) else asked
         absent = [name for name in given if name and not _may_exist(name)]
-        faults += [f"LEARNER_{variable.upper()}={name}: no such file or folder" for name in absent]
+        faults += [f"LEARNER_{variable.upper()}={name}: {none}" for name in absent]
     why = "the learner refuses to start"
     yield from (Finding("inputs", "error", fault, why, f"do: {REMEDY}") for fault in faults)
 

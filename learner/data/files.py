@@ -64,7 +64,8 @@ def matching_files(path: Path) -> list[Path]:
     if not found:
         problem = "no file matches this" if glob.has_magic(str(path)) else "no such file is there"
         remedy = "Correct LEARNER_DATASET or LEARNER_EVAL_DATASET, or copy the file there."
-        raise DataError(f"{path}: {problem}, expected a file of rows. {remedy}")
+        seen = f"(seen from {Path.cwd()}), expected a file of rows"
+        raise DataError(f"{path}: {problem} {seen}. {remedy}")
     return found
 
 

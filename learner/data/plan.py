@@ -256,7 +256,7 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
             ) from error
         if failed := failure_of(error):
             raise failed from error
-        problem = "neither a folder here nor a model that can be downloaded"
+        problem = f"neither a folder (seen from {Path.cwd()}) nor a model that can be downloaded"
         remedy = "Correct the name, or see whether the hub can be reached"
         raise ConfigError(f"LEARNER_MODEL={name}: {problem}: {error}. {remedy}") from error
 

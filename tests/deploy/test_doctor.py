@@ -382,7 +382,7 @@ def test_warnings_alone_give_exit_code_0(place):
     ("values", "words"),
     [
         ({"LEARNER_MODEL": ""}, "LEARNER_MODEL is not set"),
-        ({"LEARNER_MODEL": "./nowhere"}, "LEARNER_MODEL=./nowhere: no such folder"),
+        ({"LEARNER_MODEL": "./nowhere"}, "LEARNER_MODEL=./nowhere: no such file or folder (seen from /"),
         ({"LEARNER_MODEL": "empty"}, "LEARNER_MODEL=empty: no *.safetensors is there"),
         ({"LEARNER_DATASET": ""}, "LEARNER_DATASET is not set"),
         ({"LEARNER_DATASET": "train.jsonl,a.jsonl#5"}, "LEARNER_DATASET=a.jsonl#5: no such file"),
