@@ -191,10 +191,10 @@ class Conversation:
     ) -> FinishReason | None:
         """Add a completion and the answers to its calls. Return why the conversation ends, else None.
 
-        The calls are run in `episode`, one after the other, by `in_thread`, until their answers have over
-        4,194,304 letters. Return the completion's own reason if it has no calls or was cut, "turns" if it
-        is over the limit of completions with calls, "template" if no turn can be appended exactly,
-        "length" if no token would be left. Raise EpisodeFailed if a tool broke.
+        The calls are run in `episode`, one after the other, by `in_thread`, until their answers
+        have over 4,194,304 letters. Return the completion's own reason if it has no calls or was cut,
+        "turns" if it is over the limit of completions with calls, "template" if no turn can be appended
+        exactly, "length" if no token would be left. Raise EpisodeFailed if a tool broke.
         """
         prompt_ids = self._ids_so_far()
         self._tokens.add_sampled(sampled)

@@ -108,7 +108,8 @@ class Status(QueueCommand):
 
         Raise RunNotReady without the run, MalformedMessage if the run's contract cannot be read.
         """
-        now, found = read_overview(connection, self.run.name), read_status(connection, self.run.name)
+        name, folder = self.run.name, str(self.run.folder.path)
+        now, found = read_overview(connection, name, folder), read_status(connection, name)
         sentence = LimitWatch().describe(now)
         row = asdict(found) | overview_row(now, sentence)
         return Result(f"{format_overview(now, sentence)}\n\n{format_status(found)}", [row])
@@ -129,7 +130,7 @@ class Watch(QueueCommand):
         read_overview(connection, self.run.name)
         log_errors_alone()
         connection.close()
-        watch = RunWatch(self.connect, self.run.name)
+        watch = RunWatch(self.connect, self.run.name, str(self.run.folder.path))
         console = Console()
         escape_missing_letters(console.file)
         live = console.is_terminal and not console.is_dumb_terminal and not self.as_json

@@ -17,6 +17,7 @@ from penstock.common.guard import guard_children
 from penstock.common.text import SHOWN, as_text, one_line, short
 from penstock.common.wire.reward_spec import BUILT_IN
 from penstock.deploy.child import describe_end
+from penstock.deploy.doctor.inputs import REMEDY, check_inputs
 
 _WARN_SHARE, _ERROR_SHARE = 0.01, 0.2
 _LONGEST_S = 3600
@@ -123,11 +124,13 @@ class Check(RoleCheck):
         return found if isinstance(found, int) else self.joined(*found)
 
     def _check_settings(self) -> None:
-        """Raise ConfigError with the mistakes in the variables of all roles, one per line, each once."""
+        """Raise ConfigError with the mistakes in all roles' variables and all that is absent."""
         mistakes: list[str] = []
         for role in (LearnerCommand, ActorCommand, RewarderCommand):
             try:
-                build(role, {"env_file": self.env_file})
+                found = build(role, {"env_file": self.env_file})
+                absent = check_inputs(found.learner) if isinstance(found, LearnerCommand) else ()
+                mistakes += [f"{one.found}: {REMEDY}" for one in absent]
             except ConfigError as error:
                 mistakes += str(error).splitlines()
         if mistakes:

@@ -76,12 +76,21 @@ def check_whole(checkpoint: Path) -> None:
         raise ConfigError(f"LEARNER_RESUME={checkpoint}: cannot be read: {error}. {remedy}") from error
 
 
-def begin_from(checkpoint: Path, folder: RunFolder) -> None:
+def began_from(folder: RunFolder, asked: Path) -> bool:
+    """Return whether the run's folder was made of the checkpoint at `asked`, and say that it goes on."""
+    named = os.fsencode(asked.resolve()).removesuffix(b"/model")
+    if goes_on := folder.begun_from.is_file() and folder.begun_from.read_bytes() == named:
+        print(f"The run began from {asked} before, and goes on. Choose another RUN_NAME to begin anew.")
+    return goes_on
+
+
+def begin_from(checkpoint: Path, folder: RunFolder, named: Path) -> None:
     """Make the run's folder, which is not there, as the run was when it wrote `checkpoint`.
 
-    Copied are the checkpoint, the journal and the claims up to it, metrics and evaluations up to its
-    step, and what the run was started with. The earlier run's folder is only read. Raise ConfigError
-    for a damaged state of the checkpoint, or a damaged claim.
+    `named` is where the checkpoint was when LEARNER_RESUME named it. Copied are the
+    checkpoint, the journal and the claims up to it, metrics and evaluations up to its step, and what the
+    run was started with. The earlier run's folder is only read. Raise ConfigError for a damaged state of
+    the checkpoint, or a damaged claim.
     """
     source = RunFolder(checkpoint.parent.parent)
     step, at = read_state(checkpoint)
@@ -97,6 +106,7 @@ def begin_from(checkpoint: Path, folder: RunFolder) -> None:
         for rows, copy in ((source.metrics, made.metrics), (source.evaluations, made.evaluations)):
             kept = [row for row in read_json_lines(rows) if row["step"] <= step]
             copy.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+        made.begun_from.write_bytes(os.fsencode(named))
         for file in (source.record, source.settings):
             if file.is_file():
                 shutil.copy(file, aside)

@@ -38,6 +38,7 @@ from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.atomic import make_folder
 from penstock.common.files.lock import hold_lock
 from penstock.common.files.modes import umask
+from penstock.common.files.reading import at_home
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.guard import guard_children
 from penstock.common.log import is_coloured, log_errors_alone
@@ -48,7 +49,7 @@ from penstock.common.wire.codec import decode
 from penstock.common.wire.contract import Contract
 from penstock.deploy.child import Report, Service
 from penstock.deploy.devices import ACTOR, LEARNER, DevicePlan, find_gpus, threads_of_each
-from penstock.deploy.earlier_run import begin_from, check_whole, find_checkpoint, move_away
+from penstock.deploy.earlier_run import began_from, begin_from, check_whole, find_checkpoint, move_away
 from penstock.deploy.procfile import read_procfile
 from penstock.deploy.scaling.link import ScaleLink
 from penstock.deploy.showing.ending import REPEAT, REPEAT_WITHOUT, LastWords, print_ending
@@ -127,13 +128,13 @@ class Up(Command):
         self._check_only(settings)
         listening = self._listening(settings)
         limits = self._limits(settings, plan, _LINGER_S if listening else 0.0)
-        anew = not self.only and self._move_away_if_asked(settings, listening)
+        asked = "" if self.only else self._move_away_if_asked(settings, listening)
         folder = settings.run.folder
         with umask(settings.run.umask), self._locks(folder, plan):
             if not settings.redis_url:
                 services = [queue_service(folder, listening, Keys(settings.run.name)), *services]
             guard_children()  # children end with `up`, even when it is killed with -9
-            environment = self._environment(anew, listening)  # with the guard's mark
+            environment = self._environment(bool(asked), listening)  # with the guard's mark
             make_folder(logs_folder := self._logs(folder))
             show = self._show(settings) if report is None else nullcontext(report)
             try:
@@ -149,7 +150,7 @@ class Up(Command):
                 if not settings.redis_url:
                     remove_old_socket(folder)
             if report is None and beside is None:
-                repeat = REPEAT_WITHOUT if anew else REPEAT
+                repeat = REPEAT_WITHOUT if asked == "new" else REPEAT
                 print_ending(folder, reports.describe(logs_folder, repeat), repeat, self.trains())
             return code
 
@@ -245,17 +246,17 @@ class Up(Command):
             environment.setdefault("LEARNER_FILES_ADDRESS", f"{shown}:0")
         return environment
 
-    def _move_away_if_asked(self, settings: RunCommand, listening: Listening | None) -> bool:
-        """Move the run of these `settings` away if LEARNER_RESUME is new or a path; return whether.
+    def _move_away_if_asked(self, settings: RunCommand, listening: Listening | None) -> str:
+        """Move the run of these `settings` away if LEARNER_RESUME is new or a path; return it, else "".
 
-        With the path of a checkpoint the run's folder is then made as of it. Raise ConfigError with
-        REDIS_URL, for wrong settings of the learner, no checkpoint, or a queue server that cannot start
-        or be `listening`, before anything is moved, or if the folder cannot be moved, RunTaken if the
-        run is in use.
+        With the path of a checkpoint the run's folder is then made as of it. If that was done before,
+        the run goes on. Raise ConfigError with REDIS_URL, for wrong settings of the learner, no
+        checkpoint, or a queue server that cannot start or be `listening`, before anything is moved, or
+        if the folder cannot be moved, RunTaken if the run is in use.
         """
-        asked = read_environment(self.env_file).get("LEARNER_RESUME", "auto")
+        asked: str = at_home(read_environment(self.env_file).get("LEARNER_RESUME", "auto"))
         if asked in ("", "auto", "must"):
-            return False
+            return ""
         if settings.redis_url:
             raise ConfigError(
                 f"LEARNER_RESUME={asked} moves the run's folder away with its queue server's data, but "
@@ -265,21 +266,23 @@ class Up(Command):
         find_binary()
         if listening:
             check_port(listening.host, listening.port)
+        if asked != "new" and began_from(settings.run.folder, Path(asked)):
+            return asked
         checkpoint = None if asked == "new" else find_checkpoint(Path(asked))
         if checkpoint:
             check_whole(checkpoint)  # before anything is moved
         old, folder = settings.run.folder.path.resolve(), settings.run.folder
         moved = move_away(folder)
         if checkpoint:
-            if checkpoint.is_relative_to(old):
-                checkpoint = moved / checkpoint.relative_to(old)
+            is_own = checkpoint.is_relative_to(old)
+            now = moved / checkpoint.relative_to(old) if is_own else checkpoint
             with umask(settings.run.umask):
-                begin_from(checkpoint, folder)
-        return True
+                begin_from(now, folder, checkpoint)
+        return asked
 
     def _show(self, settings: RunCommand) -> Show:
         """Return what shows the run of these `settings`: a live screen, or all lines as they come."""
-        watch = RunWatch(partial(_connect, settings), settings.run.name)
+        watch = RunWatch(partial(_connect, settings), settings.run.name, str(settings.run.folder.path))
         console = Console(file=sys.stdout)
         if is_live(console, self.plain or settings.run.log_format == "json"):
             return LiveScreen(watch, console)

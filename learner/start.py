@@ -153,13 +153,13 @@ def _claim(
 def _check_start(
     command: LearnerCommand, plan: Plan, folder: RunFolder, claim: Claim, checkpoint: Checkpoint | None
 ) -> dict[str, Any]:
-    """Return what this start is made of, after a look at the run's last start; {} if it only evaluates.
+    """Return what this start is made of, after a look at the run's last start.
 
-    Raise ConfigError if the run is another one, or its journal damaged, DataError or OSError for data
-    that cannot be read.
+    One that only evaluates leaves what the last start was made of: return {} then. Raise ConfigError if
+    the run is another one, or its journal damaged, DataError or OSError for data that cannot be read.
     """
     if command.learner.evaluate_only:
-        return {}
+        return {} if folder.record.is_file() else describe_start(command.learner, plan)
     evaluated = folder.evaluations.is_file() and folder.evaluations.stat().st_size > 0
     begun = bool(checkpoint or evaluated) or any(
         record["kind"] == "batch" for _, record in read_chain(folder, claim)

@@ -50,7 +50,7 @@ def read_text(path: Path, asked: str) -> str:
     setting or flag with its value, such as "--procfile my/Procfile".
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # Windows writes a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         expected = "Expected a file of UTF-8 text: correct the name or the file"
         raise ConfigError(f"{asked}: cannot be read: {error}. {expected}") from error

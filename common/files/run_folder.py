@@ -39,6 +39,7 @@ class RunFolder:
         self.up_lock = path / "up.lock"  # held by `penstock up`
         self.device_locks = path / "device"  # held by who uses a shared device
         self.nonce = path / "nonce"  # ties the folder to its run on the queue server
+        self.begun_from = path / "begun_from"  # the checkpoint that LEARNER_RESUME named
         self.record = path / "run.json"  # what the last start was made of
         self.settings = path / "settings.env"  # the learner's settings at the last start
         self.claims = path / "claims"

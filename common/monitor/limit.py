@@ -1,5 +1,6 @@
 """What limits a run, in one sentence for the person who watches it."""
 
+import shlex
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -71,9 +72,8 @@ class LimitWatch:
         of, died = ended - self._ends[0][0], dead - self._ends[0][1]
         if died < _MANY_DEAD or 2 * died < of:
             return ""
-        return Fault(
-            f"{died} of {of} groups died: a reward, a tool or the prompts fail. `queues dead` says why."
-        )
+        why = f"`queues dead {shlex.quote(now.folder)}` says why."
+        return Fault(f"{died} of {of} groups died: a reward, a tool or the prompts fail. {why}")
 
 
 def _waiting_share(now: Overview, sampled: float) -> float:
@@ -141,7 +141,7 @@ def _absence(now: Overview, role: str, consequence: str) -> Fault:
 
 def _scale(now: Overview, role: str) -> str:
     """Return the command that adds a process of `role` to the run, while it goes on."""
-    return f"`queues scale runs/{now.run} {role}={len(now.running(role)) + 1}`"
+    return f"`queues scale {shlex.quote(now.folder)} {role}={len(now.running(role)) + 1}`"
 
 
 def _slowest(now: Overview, waiting: float) -> str:

@@ -38,7 +38,7 @@ class Overview:
     ("" before any), `progress` None before the first learner. `workers` are actors and rewarders by
     name, also those that are gone; `streams` are by short name, such as "rollouts". `totals` counts
     tickets: issued and by end state. `server_fault` is a sentence on why the server takes no writes, ""
-    if it does.
+    if it does. `folder` is the run's, for commands to type.
     """
 
     run: str
@@ -53,6 +53,7 @@ class Overview:
     streams: dict[str, StreamStatus]
     totals: dict[str, int]
     server_fault: str = ""
+    folder: str = ""
 
     def age_s(self, worker: WorkerSign) -> float:
         """Return the seconds since a worker's sign. One of the future is no process's: infinite."""
@@ -80,11 +81,12 @@ class Overview:
         }
 
 
-def read_overview(connection: Connection, run: str) -> Overview:
-    """Return the overview of the run named `run`. What another client wrote in its place is left out.
+def read_overview(connection: Connection, run: str, folder: str = "") -> Overview:
+    """Return the overview of the run named `run`, which is in `folder`, by default runs/NAME.
 
-    The cost does not depend on the number of open tickets. Raise RunNotReady if no learner has claimed
-    the run, ServerUnavailable or another error of Connection.execute.
+    What another client wrote in its place is left out. The cost does not depend on the number of
+    open tickets. Raise RunNotReady if no learner has claimed the run, ServerUnavailable or another error
+    of Connection.execute.
     """
     keys, view = view_of(connection, run)
     learner = view.learner()
@@ -105,7 +107,7 @@ def read_overview(connection: Connection, run: str) -> Overview:
         learner, max(0, now_ms - seen) / 1000, str(weights.version) if weights else "",
         progress, workers, {stream.name: stream for stream in streams},
         {name: int(count) for name, count in totals.items() if count and _NUMBER.fullmatch(text(count))},
-        server_fault(connection.execute("INFO")),
+        server_fault(connection.execute("INFO")), folder or f"runs/{run}",
     )  # fmt: skip
 
 

@@ -16,11 +16,11 @@ _EVERY_S, _SILENT_S, _JOIN_S = 2.0, 6.0, 5.0
 class RunWatch:
     """Looks at the run named `run` on the server that `connect` connects to, and names what limits it.
 
-    Nothing is connected before the first look.
+    Commands in its sentences name the run's `folder`. Nothing is connected before the first look.
     """
 
-    def __init__(self, connect: Callable[[], Connection], run: str) -> None:
-        self._connect, self._run = connect, run
+    def __init__(self, connect: Callable[[], Connection], run: str, folder: str = "") -> None:
+        self._connect, self._run = connect, (run, folder)
         self._connection: Connection | None = None
         self._limit = LimitWatch()
         self._absent_since = time.monotonic()
@@ -33,7 +33,7 @@ class RunWatch:
         try:
             if self._connection is None:
                 self._connection = self._connect()
-            now = read_overview(self._connection, self._run)
+            now = read_overview(self._connection, *self._run)
         except (ConfigError, ServerUnavailable):
             self.close()
             self._connection = None  # the next server may be at another address, with another password

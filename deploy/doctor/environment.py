@@ -85,7 +85,7 @@ def check_gpu(machine: Machine, environment: Mapping[str, str]) -> Iterator[Find
     if not machine.gpus:
         return
     names = ", ".join(gpu.name for gpu in machine.gpus)
-    if environment.get(_HIDING) in ("", "-1"):
+    if not machine.seen_with(environment.get(_HIDING)).gpus:
         found = f"{_HIDING}={environment[_HIDING]} hides the GPU of this machine ({names})"
         why = "learner and actors use the CPU, which is many times slower"
         yield Finding("gpu", "warning", found, why, f"type: unset {_HIDING}")

@@ -1,4 +1,4 @@
-"""Checks of what a run begins with: required settings, the model's folder, files of questions."""
+"""Checks of what a run begins with: required settings, the model's folder, files of data and code."""
 
 import re
 from collections.abc import Iterator
@@ -8,30 +8,35 @@ from pathlib import Path
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.deploy.doctor.finding import Finding
 
+REMEDY = "name what is there, or copy it there"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_FILE = re.compile(r"\.((jsonl|ndjson|json|csv|tsv)(\.gz)?|parquet|arrow)(?![\w-])", re.IGNORECASE)
+_FILE = re.compile(r"\.((jsonl|ndjson|json|csv|tsv)(\.gz)?|parquet|arrow|py)(?![\w-])", re.IGNORECASE)
 
 
 def check_inputs(learner: LearnerSettings) -> Iterator[Finding]:
-    """Yield an error per required setting that is empty, and for an absent model or data set."""
+    """Yield an error per required setting that is empty, and for absent models, data sets and code."""
     model, faults = learner.model, []
+    none = f"no such file or folder (seen from {Path.cwd()})"
     if model and Path(model).is_dir():
         names = ("config.json", "tokenizer.json", "*.safetensors")
         lacking = [name for name in names if not any(Path(model).glob(name))]
         faults = [f"LEARNER_MODEL={model}: no {name} is there" for name in lacking]
     elif not _HUB_ID.fullmatch(model):
-        faults = [f"LEARNER_MODEL={model}: no such folder" if model else "LEARNER_MODEL is not set"]
+        faults = [f"LEARNER_MODEL={model}: {none}" if model else "LEARNER_MODEL is not set"]
     if not (learner.dataset or learner.evaluate_only):
         faults.append("LEARNER_DATASET is not set")
-    for variable in ("dataset", "eval_dataset"):
-        absent = [name for name in getattr(learner, variable) if not _may_exist(name)]
-        faults += [f"LEARNER_{variable.upper()}={name}: no such file or folder" for name in absent]
-    why, remedy = "the learner refuses to start", "do: name what is there, or copy it there"
-    yield from (Finding("inputs", "error", fault, why, remedy) for fault in faults)
+    for variable in ("dataset", "eval_dataset", "rewards", "tools", "environment", "agent", "loss"):
+        asked = getattr(learner, variable)
+        given = [asked] if isinstance(asked, str) else asked
+        absent = [name for name in given if name and not _may_exist(name)]
+        faults += [f"LEARNER_{variable.upper()}={name}: {none}" for name in absent]
+    why = "the learner refuses to start"
+    yield from (Finding("inputs", "error", fault, why, f"do: {REMEDY}") for fault in faults)
 
 
 def _may_exist(source: str) -> bool:
-    """Return whether the data set NAME[#COUNT] is on this machine, or may be an id of the hub."""
+    """Return whether NAME[#COUNT], or the file of FILE.py:NAME, is here, or may be elsewhere."""
     name = source.rpartition("#")[0] or source
+    path = re.split(r"(?<=\.py):", name)[0]
     may_be_id = _HUB_ID.fullmatch(re.split("[:@]", name, maxsplit=1)[0]) and not _FILE.search(name)
-    return bool(may_be_id or Path(name).exists() or (has_magic(name) and glob(name, recursive=True)))
+    return bool(may_be_id or Path(path).exists() or (has_magic(name) and glob(name, recursive=True)))

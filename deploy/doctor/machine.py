@@ -3,7 +3,7 @@
 import os
 import re
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -36,6 +36,16 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     cuda: tuple[int, int] | None = None
     smi_error: str = ""
+
+    def seen_with(self, devices: str | None) -> "Machine":
+        """Return the machine with the GPUs whose numbers CUDA_VISIBLE_DEVICES lists, in that order.
+
+        These are none with "", and all with None, for no such variable, and with names as GPU-8f2a.
+        """
+        if devices is None or re.search("[A-Z]", devices):
+            return self
+        numbers = [int(one) for one in devices.split(",") if one.strip().isdecimal()]
+        return replace(self, gpus=tuple(self.gpus[one] for one in numbers if one < len(self.gpus)))
 
 
 def read_machine() -> Machine:

@@ -45,6 +45,13 @@ def _failures(trials: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding("rewards", "error", what, why, "do: correct the reward at this line")
 
 
+def warnings_in(said: str) -> Iterator[Finding]:
+    """Yield a finding per warning in the lines `said` that learner and rewarder log."""
+    for text in re.findall(r"^\S+ \[warning *\] (.+)", said, re.MULTILINE):
+        why, remedy = "the run would begin all the same", "do: change what this names, or let it be"
+        yield Finding("data", "warning", text, why, remedy)
+
+
 def failed(code: int, said: str) -> Finding:
     """Return the finding of a role that ended with this exit code.
 

@@ -19,7 +19,7 @@ from penstock.deploy.doctor.folder import check_folder, check_room
 from penstock.deploy.doctor.inputs import check_inputs
 from penstock.deploy.doctor.machine import Machine, read_machine
 from penstock.deploy.doctor.memory import check_memory
-from penstock.deploy.doctor.rehearsal import failed, findings_of
+from penstock.deploy.doctor.rehearsal import failed, findings_of, warnings_in
 from penstock.deploy.doctor.roles import check_roles
 from penstock.deploy.doctor.server import check_server
 from penstock.deploy.doctor.settings import Settings
@@ -90,35 +90,36 @@ class Doctor(Check):
                 "Left out until the values are right: server, folder, memory, data and rewards."
             )
             return
+        machine = machine.seen_with(environment.get("CUDA_VISIBLE_DEVICES"))
         gpu = bool(machine.gpus) and has_gpu()
         yield from check_cores(machine, environment, settings.rewarder)
         yield from check_roles(settings, machine, gpu)
         yield from check_server(settings, removal("REDIS_URL", self.env_file))
         yield from check_folder(settings.run.folder)
         refused = any(one.severity == "error" for one in names)
-        if refused and not self.quick:
+        yield from (missing := list(check_inputs(settings.learner)))
+        found: Result | None = None
+        if (refused or missing) and not self.quick:
             shown.append("Left out until the names are right: data and rewards.")
-        found = None if refused or self.quick else self._rehearse()
-        if found is None:
-            yield from check_inputs(settings.learner)
-        if isinstance(found, Finding):
-            yield found
-        if isinstance(found, Result):
-            shown.append(found.text)
-            yield from findings_of(found)
-        yield from _check_sizes(settings, machine, gpu, found if isinstance(found, Result) else None)
+        elif not self.quick:
+            found, told = self._rehearse()
+            shown += [found.text] if found else []
+            yield from told
+        yield from _check_sizes(settings, machine, gpu, found)
 
-    def _rehearse(self) -> Result | Finding:
-        """Return what `penstock check` finds, or the finding of a role that fails."""
+    def _rehearse(self) -> tuple[Result | None, list[Finding]]:
+        """Return what `penstock check` finds, None if a role fails, and the findings on it."""
         with tempfile.TemporaryFile() as errors:
             try:
                 found = self.examine(errors)
             except PenstockError as error:
-                return failed(error.exit_code, f"check: {type(error).__name__}: {error}")
-            if isinstance(found, Result):
-                return found
+                text = f"check: {type(error).__name__}: {error}"
+                return None, [failed(error.exit_code, text)]
             errors.seek(0)
-            return failed(found, errors.read().decode(errors="replace"))
+            said = errors.read().decode(errors="replace")
+        if isinstance(found, Result):
+            return found, [*findings_of(found), *warnings_in(said)]
+        return None, [failed(found, said), *warnings_in(said)]
 
 
 def _check_sizes(

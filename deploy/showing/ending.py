@@ -23,7 +23,7 @@ _MOST_LINES, _LARGEST_JOURNAL = 50, 256 << 20
 _ERROR = re.compile(r"[\w-]+: [A-Z]\w*: ")
 REPEAT = "repeat the command"
 REPEAT_WITHOUT = f"{REPEAT} without LEARNER_RESUME, which would begin anew"
-"""Where LEARNER_RESUME is new, or the path of a checkpoint."""
+"""Where LEARNER_RESUME is new."""
 
 
 class LastWords:

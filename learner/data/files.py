@@ -6,10 +6,11 @@ A run and a stream read JSON and CSV by the same function, `text_rows`.
 import csv
 import glob
 import gzip
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.common.errors import DataError
 from penstock.common.files.reading import explain, parse_json
@@ -22,6 +23,9 @@ from penstock.common.wire.plain import brief
 if TYPE_CHECKING:
     from datasets import Dataset
 
+Rows: TypeAlias = "Dataset | list[dict[str, object]]"
+"""Rows with all columns each: of Parquet, Arrow or the hub, or of JSON and CSV."""
+
 log = get_logger(__name__)
 
 _TEXTS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv"}
@@ -31,6 +35,7 @@ _KINDS = {
 }  # fmt: skip
 """Endings of files, each with its name in the library `datasets`."""
 ENDINGS = tuple(_KINDS)
+_LONGEST_FIELD = 1 << 27  # letters of a value of CSV; Python's limit is 131,072
 
 
 def kind_of(path: Path) -> str:
@@ -59,7 +64,8 @@ def matching_files(path: Path) -> list[Path]:
     if not found:
         problem = "no file matches this" if glob.has_magic(str(path)) else "no such file is there"
         remedy = "Correct LEARNER_DATASET or LEARNER_EVAL_DATASET, or copy the file there."
-        raise DataError(f"{path}: {problem}, expected a file of rows. {remedy}")
+        seen = f"(seen from {Path.cwd()}), expected a file of rows"
+        raise DataError(f"{path}: {problem} {seen}. {remedy}")
     return found
 
 
@@ -81,36 +87,25 @@ def form_of(paths: Sequence[Path]) -> str:
     return next(iter(forms))
 
 
-def read_files(paths: Sequence[Path], name: str) -> "Dataset":
+def read_files(paths: Sequence[Path], name: str) -> Rows:
     """Return the rows of all files, in the order of the files. Log the progress for JSON and CSV.
 
-    `name` is the data set's, for errors and log lines. A row of JSON or CSV that lacks columns of other
-    rows gets None there; the number of these rows is logged. Values of CSV stay texts. Raise DataError
-    for files of another or several kinds, and for a column that is there twice. Raise DataError for JSON
-    or CSV that is unreadable, has no row in a file, half a character in a text, or mixed types in a
-    column. Damaged Parquet and Arrow files raise the errors of pyarrow or of the library datasets.
+    `name` is the data set's, for log lines. A row of JSON or CSV that lacks columns of other rows gets
+    None there; the number of these rows is logged. Other values of theirs are as they stand in the file:
+    an array of Arrow would make of 5 and 2.5 5.0 and 2.5, and take no text beside numbers. Raise
+    DataError for files of another or several kinds, for a column that is there twice, and for JSON or
+    CSV that is unreadable or has no row in a file. Damaged Parquet and Arrow files raise the errors of
+    pyarrow or of the library datasets.
     """
+    form = form_of(paths)
+    if form == "text":
+        texts = (row for path in paths for row in text_rows(path))
+        return _filled(list(with_progress(texts, f"{name}: lines read")), name)
     import datasets
 
-    form = form_of(paths)
-    if form != "text":
-        check_names_once(paths, form)
-        read = datasets.Dataset.from_parquet if form == "parquet" else _read_arrow
-        return datasets.concatenate_datasets([read(str(path)) for path in paths])
-    texts = (row for path in paths for row in text_rows(path))
-    rows = _filled(list(with_progress(texts, f"{name}: lines read")), name)
-    try:  # Dataset.from_json would convert texts that look like dates to dates, from_csv 01 to 1.
-        return datasets.Dataset.from_list(rows)
-    except UnicodeEncodeError as error:
-        problem = "a text holds half a character (a lone surrogate)"
-        raise DataError(
-            f"{name}: {problem}: {error}. Remove that half from the text, or write the whole character"
-        ) from error
-    except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are ValueErrors
-        raise DataError(
-            f"{name}: a column mixes kinds, such as texts and numbers: {short(error)}. Expected one "
-            "kind in each column: convert its values in the file"
-        ) from error
+    check_names_once(paths, form)
+    read = datasets.Dataset.from_parquet if form == "parquet" else _read_arrow
+    return datasets.concatenate_datasets([read(str(path)) for path in paths])
 
 
 def _filled(rows: list[dict[str, object]], name: str) -> list[dict[str, object]]:
@@ -195,14 +190,15 @@ def text_rows(path: Path) -> Iterator[dict[str, object]]:
 
 
 def _table_rows(path: Path) -> Iterator[dict[str, object]]:
-    """Yield the rows of a CSV file (.tsv: with tabs), every value as text: `01` stays `01`.
+    """Yield the rows of a CSV file, every value as text: `01` stays `01`. See `_separator`.
 
     The first line has the names of the columns, and is no row. Blank lines are skipped. A file without
     rows yields nothing. Raise DataError if the file is no CSV or not UTF-8, if a column has no name or
     another one's, or if a row, which the error names, has too few or too many values.
     """
-    separator = "\t" if ".tsv" in _ending(path) else ","
+    csv.field_size_limit(_LONGEST_FIELD)
     lines = (line for _, line in _lines(path))
+    separator = _separator(next((line for _, line in _lines(path)), ""), _ending(path))
     reader = csv.DictReader(lines, restkey="", strict=True, delimiter=separator)
     try:
         names = reader.fieldnames or ()
@@ -213,12 +209,21 @@ def _table_rows(path: Path) -> Iterator[dict[str, object]]:
         for number, row in enumerate(reader, 1):
             if "" in row or None in row.values():
                 found = f"too few or too many values, expected {len(names)}, as in the first line"
-                remedy = "Fill in a missing value, or quote one that has a comma"
+                remedy = f"Fill in a missing value, or quote one that has a {separator!r}"
                 raise DataError(f"{path}, row {number} after the header: {found}. {remedy}")
             yield row
     except csv.Error as error:
         line = f"{path}, line {reader.line_num}"
         raise DataError(f"{line}: not readable as CSV: {error}. Correct the line's quotes") from error
+
+
+def _separator(header: str, ending: str) -> str:
+    """Return what separates the values of a CSV file with this first line: comma, semicolon or tab.
+
+    The first of these that is there outside of quotes does; in a .tsv file the tab is the first.
+    """
+    bare, order = re.sub('"[^"]*"', "", header), "\t,;" if ".tsv" in ending else ",;\t"
+    return next(filter(bare.__contains__, order), order[0])
 
 
 def _json_rows(path: Path) -> Iterator[dict[str, object]]:

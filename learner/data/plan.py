@@ -253,7 +253,7 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     except (HFValidationError, HTTPError, OSError) as error:
         if failed := failure_of(error) or outage_of(error, f"LEARNER_MODEL={name}"):
             raise failed from error
-        problem = "neither a folder here nor a model that can be downloaded"
+        problem = f"neither a folder (seen from {Path.cwd()}) nor a model that can be downloaded"
         remedy = "Correct the name, or see whether the hub can be reached"
         raise ConfigError(f"LEARNER_MODEL={name}: {problem}: {error}. {remedy}") from error
 

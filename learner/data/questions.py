@@ -31,6 +31,8 @@ from penstock.learner.data.templates import Template
 
 log = get_logger(__name__)
 
+_MOST_FAULTS = 5  # bad rows of a data set that one error names
+
 
 class QuestionReader:
     """Converts the rows of data sets to questions.
@@ -94,9 +96,9 @@ def load_questions(
     Held out are the questions of LEARNER_EVAL_DATASET, or those that LEARNER_EVAL_HOLDOUT draws from the
     others. Without LEARNER_DATASET the questions of LEARNER_EVAL_DATASET are in both results. With
     dataset_streaming the first result reads rows when they are needed. `template` makes the prompts, and
-    shows the tools of `episodes`; None: no tools. Log how many prompts are too long or have unknown
-    letters. Raise DataError if a data set cannot be read or has a bad row, ConfigError if the settings
-    or the chat template do not fit.
+    shows the tools of `episodes`; None: no tools. Log how many prompts are too long, have unknown
+    letters, or are held out and trained. Raise DataError if a data set cannot be read or has a bad row,
+    ConfigError if the settings or the chat template do not fit.
     """
     reader = QuestionReader(settings, template, episodes or EpisodeSpec())
     sources = [Source.parse(name) for name in settings.dataset or settings.eval_dataset]
@@ -113,8 +115,11 @@ def load_questions(
         if settings.eval_holdout:
             sets, held_out = hold_out(sets, settings)
         questions = Shuffled(sets, settings.dataset_weights, settings.seed, settings.dataset_shuffle)
+    held_out = held_out[: settings.eval_samples or None]
     _report_prompts(reader, settings)
-    return questions, held_out[: settings.eval_samples or None]
+    if settings.dataset and not (settings.evaluate_only or settings.has_episodes):
+        _report_repeated(questions, held_out)
+    return questions, held_out
 
 
 def _report_prompts(reader: QuestionReader, settings: LearnerSettings) -> None:
@@ -132,31 +137,49 @@ def _report_prompts(reader: QuestionReader, settings: LearnerSettings) -> None:
         )
 
 
+def _report_repeated(questions: Questions, held_out: list[Question]) -> None:
+    """Log how many held-out prompts are trained too, and three of them. Of a stream this is unknown."""
+    held = {one.prompt_ids.tobytes(): one.where for one in held_out}
+    known = questions if held and len(questions) else ()
+    both = {where: one.where for one in known if (where := held.get(one.prompt_ids.tobytes()))}
+    if both:
+        such = ", ".join(f"{where} ({trained})" for where, trained in list(both.items())[:3])
+        found = f"{len(both)} of {len(held_out)} held-out questions are trained too, and measure memory"
+        log.warning(f"{found}, such as {such}. Take them out of one of the data sets.")
+
+
 def read_questions(
     source: Source, split: str, settings: LearnerSettings, reader: QuestionReader
 ) -> list[Question]:
     """Return the questions of a data set, in the order of its rows. Log the columns and the progress.
 
     `split` names the part of a hub id or saved folder. `reader` makes a row a question, or leaves it out
-    because its prompt is too long. Raise DataError if the data set cannot be read, has no row or a bad
-    row, or no prompt is short enough. Raise ConfigError if the chat template rejects a row.
+    because its prompt is too long. Raise DataError if the data set cannot be read, has no row or bad
+    rows (it names five), or no prompt is short enough, ConfigError if the chat template rejects a row.
     """
     rows, numbers = load_rows(source, split, settings.seed)
-    mapping = map_columns(rows.column_names, source.name, settings, rows[0] if len(rows) else {})
-    gold = f"the gold answer is in {mapping.solution}" if mapping.solution else "there is no gold answer"
-    log.info(f"Data set {source.name}: {len(rows)} rows; the question is in {mapping.prompt}, {gold}.")
-    if "solution" in rows.column_names and mapping.solution not in ("", "solution"):
-        chosen = f"The rewards get {mapping.solution} as `solution`"
-        log.info(f"{chosen}; LEARNER_SOLUTION_COLUMN=solution chooses the other.")
-    progress = f"{source.name}: rows read"
-    found = (
-        reader.read(row, mapping, f"{source.name}, row {number}")
-        for number, row in zip(numbers, with_progress(rows, progress, len(rows)), strict=True)
-    )
-    questions = [question for question in found if question is not None]
     if not len(rows):
         remedy = "Name another one in LEARNER_DATASET or LEARNER_EVAL_DATASET"
         raise DataError(f"{source.name}: the data set has no rows, expected at least one. {remedy}.")
+    names = list(rows[0])
+    mapping = map_columns(names, source.name, settings, rows[0])
+    gold = f"the gold answer is in {mapping.solution}" if mapping.solution else "there is no gold answer"
+    log.info(f"Data set {source.name}: {len(rows)} rows; the question is in {mapping.prompt}, {gold}.")
+    if "solution" in names and mapping.solution not in ("", "solution"):
+        chosen = f"The rewards get {mapping.solution} as `solution`"
+        log.info(f"{chosen}; LEARNER_SOLUTION_COLUMN=solution chooses the other.")
+    questions, faults = list[Question](), list[str]()
+    progress = f"{source.name}: rows read"
+    for number, row in zip(numbers, with_progress(rows, progress, len(rows)), strict=True):
+        try:
+            if question := reader.read(row, mapping, f"{source.name}, row {number}"):
+                questions.append(question)
+        except DataError as error:
+            faults.append(str(error))
+            if len(faults) == _MOST_FAULTS:
+                break
+    if faults:
+        raise DataError("\n".join(faults))
     if not questions:
         raise DataError(
             f"{source.name}: none of the {len(rows)} prompts has at most LEARNER_MAX_PROMPT_LENGTH="

@@ -22,6 +22,7 @@ from penstock.common.text import short
 from penstock.common.transfer.hub import outage_of
 from penstock.learner.data.files import (
     ENDINGS,
+    Rows,
     check_names_once,
     form_of,
     kind_of,
@@ -81,7 +82,7 @@ class Source:
         return cls(found["name"], found["config"], found["revision"], rows)
 
 
-def load_rows(source: Source, split: str, seed: int) -> tuple["Dataset", list[int]]:
+def load_rows(source: Source, split: str, seed: int) -> tuple[Rows, list[int]]:
     """Return the rows of a data set, and the number of each row in it, from 1 on.
 
     If the source has a count below the number of rows, that many rows are drawn by `seed`; they keep
@@ -94,11 +95,13 @@ def load_rows(source: Source, split: str, seed: int) -> tuple["Dataset", list[in
     datasets.disable_progress_bars()
     with _as_data_error(source, split):
         rows = _load(source, split)
-        _check_values(rows, source.name)
+        if not isinstance(rows, list):
+            _check_values(rows, source.name)
     if source.count and source.count < len(rows):
         chosen = np.random.default_rng([seed, len(rows)]).permutation(len(rows))[: source.count]
         drawn = sorted(chosen.tolist())
-        return rows.select(drawn), [position + 1 for position in drawn]
+        few = [rows[place] for place in drawn] if isinstance(rows, list) else rows.select(drawn)
+        return few, [position + 1 for position in drawn]
     return rows, list(range(1, len(rows) + 1))
 
 
@@ -146,7 +149,7 @@ def _media_of(feature: Any) -> str:
     return next(filter(None, (_media_of(part) for part in parts if part is not None)), "")
 
 
-def _load(source: Source, split: str) -> "Dataset":
+def _load(source: Source, split: str) -> Rows:
     """Return all rows of files, a folder, or a hub id, which is downloaded.
 
     `split` names the part of a folder or hub id; files, and folders saved without splits, have none.

@@ -98,6 +98,8 @@ def check_same_run(
         return
     with reading(folder.record, "Delete the file to go on without this comparison"):
         before: Any = parse_json(folder.record.read_bytes())
+        if before["settings"].get("evaluate_only"):  # nothing was trained, so nothing goes on
+            return
         changed = [name for name in REFUSED if before[name]["hash"] != now[name]["hash"]]
         reported = [
             *_changed_evaluation(before, now),
@@ -196,7 +198,7 @@ def _as_variables(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
         if name in _UNCOMPARED:  # what a start asks for once
             continue
         mark, text = "# " if default[name] == value else "", _as_text(value)
-        if "${" in text:  # which --env-file would replace, also within quotes
+        if text.startswith("${"):  # which --env-file refuses
             mark = "# set this one yourself: "
         if not re.fullmatch(r"[\w@%+=:,./~-]*", text):
             escaped = text.replace("\\", "\\\\").replace("'", "\\'")

@@ -51,6 +51,7 @@ RUNNING = Overview(
     version="1.37", progress=PROGRESS,
     workers={"actor-1": worker(), "rewarder-1": worker("rewarder", busy=0.3)},
     streams=streams(tickets=(120, 64)), totals={"issued": 3000, "trained": 2368, "filtered": 0},
+    folder="runs/demo",
 )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "groups that die": (
         {"totals": {"issued": 90, "trained": 8, "dead": 55, "evaluated": 900}},
-        "55 of 63 groups died: a reward, a tool or the prompts fail. `queues dead` says why.",
+        "55 of 63 groups died: a reward, a tool or the prompts fail. `queues dead runs/demo` says why.",
     ),
     "the first step": (
         {"progress": None},
@@ -111,8 +112,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         "The first rewarder has not joined yet; 2 groups to score.",
     ),
     "an actor that is gone": (
-        {"workers": {"actor-1": worker(age_ms=14_000), "r": worker("rewarder")}},
-        "No actor is running (actor-1 was last seen 14 s ago): start one with `queues scale runs/demo "
+        {"folder": "/my x", "workers": {"actor-1": worker(age_ms=14_000), "r": worker("rewarder")}},
+        "No actor is running (actor-1 was last seen 14 s ago): start one with `queues scale '/my x' "
         "actor=1`, elsewhere with `penstock up --only actor`, or `actor`.",
     ),
     "a rewarder that is gone": (

@@ -13,6 +13,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from penstock import console
 from penstock.common.config import command as command_module
 from penstock.common.config.command import Command, execute_command
 from penstock.common.files.run_folder import RunFolder
@@ -285,4 +286,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback(
 
     monkeypatch.setattr(command_module, "_execute", interrupted)
     assert execute_command(Command, "penstock", []) == 130
+    monkeypatch.setattr(console, "import_module", interrupted)  # as while modules are imported
+    with pytest.raises(SystemExit, match="130"):
+        console.penstock()
     assert capsys.readouterr().err == ""

@@ -58,8 +58,9 @@ class Place:
         patch.syspath_prepend(str(self.packages))
         patch.chdir(folder)
         shutil.copytree(model, folder / "model")
-        for name in ("train", "eval"):
-            write_questions(folder / f"{name}.jsonl", 20)
+        rows = write_questions(folder / "train.jsonl", 40).read_text().splitlines(keepends=True)
+        (folder / "train.jsonl").write_text("".join(rows[:20]))
+        (folder / "eval.jsonl").write_text("".join(rows[20:]))
         self.env.write_text((ROOT / "deploy/recipes/demo.env").read_text())
         self.set(LEARNER_MODEL="model", LEARNER_DATASET="train.jsonl", RUN_NAME="demo")
         self.set(LEARNER_EVAL_DATASET="eval.jsonl")

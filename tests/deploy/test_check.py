@@ -109,10 +109,20 @@ def test_the_mistakes_of_all_roles_are_named_at_once(monkeypatch):
     ]
 
 
+def test_all_that_is_not_there_is_named_at_once(monkeypatch):
+    absent = {"MODEL": "./no", "DATASET": "a.csv#5", "REWARDS": "r.py:f", "LOSS": "l.py:f"}
+    for name, value in absent.items():
+        monkeypatch.setenv(f"LEARNER_{name}", value)
+    with pytest.raises(ConfigError) as found:
+        run()
+    assert re.findall("=(.*): no such", str(found.value)) == [*absent.values()]
+
+
 @pytest.fixture
 def stand_ins(tmp_path, monkeypatch):
     """Takes the code of a learner and a rewarder, which are then started in place of the real ones."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name, value in {"PYTHONPATH": tmp_path, "LEARNER_MODEL": "m", "LEARNER_DATASET": "d"}.items():
+        monkeypatch.setenv(name, str(value))
 
     def use(**roles):
         for role, code in roles.items():

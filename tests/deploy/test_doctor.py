@@ -329,7 +329,9 @@ def test_faults_of_rewards_and_gold_answers_are_found(stand_ins):
     data = {"c.jsonl": {"golds": 9, "unreadable": []}, "d.jsonl": {"golds": 3, "unreadable": bad}}
     rewards = {"accuracy": "", "mine": "ConfigError: reward mine requires level", "broken": ""}
     verdict = {"rewards": rewards, "data": data, "rows": [], "trials": {"broken": BROKEN}}
-    place = stand_ins(learner=f"print({json.dumps(plan)!r})", rewarder=f"print({json.dumps(verdict)!r})")
+    warn = "import sys\nprint('12:00:00 [warning  ] Odd.', file=sys.stderr)\n"
+    learner = f"{warn}print({json.dumps(plan)!r})"
+    place = stand_ins(learner=learner, rewarder=f"print({json.dumps(verdict)!r})")
     found = place.find(quick=False)
     golds = only(found, "golds", "2 of 3 gold answers of d.jsonl cannot be read, such as d.jsonl, row 2")
     assert golds.severity == "error"
@@ -337,7 +339,8 @@ def test_faults_of_rewards_and_gold_answers_are_found(stand_ins):
     broken = "the reward broken fails on garbage, c.jsonl, row 1: ValueError (mine.py, line 4)"
     assert only(found, "rewards", broken).severity == "error"
     assert only(found, "room", "the run will write up to").severity == "error"  # by the number of steps
-    assert len(found) == 4
+    assert only(found, "data", "Odd.").severity == "warning", "what learner and rewarder log"
+    assert len(found) == 5
 
 
 def test_a_role_that_fails_is_found_with_its_error(stand_ins):
@@ -379,7 +382,7 @@ def test_warnings_alone_give_exit_code_0(place):
     ("values", "words"),
     [
         ({"LEARNER_MODEL": ""}, "LEARNER_MODEL is not set"),
-        ({"LEARNER_MODEL": "./nowhere"}, "LEARNER_MODEL=./nowhere: no such folder"),
+        ({"LEARNER_MODEL": "./nowhere"}, "LEARNER_MODEL=./nowhere: no such file or folder (seen from /"),
         ({"LEARNER_MODEL": "empty"}, "LEARNER_MODEL=empty: no *.safetensors is there"),
         ({"LEARNER_DATASET": ""}, "LEARNER_DATASET is not set"),
         ({"LEARNER_DATASET": "train.jsonl,a.jsonl#5"}, "LEARNER_DATASET=a.jsonl#5: no such file"),
@@ -504,6 +507,14 @@ def test_a_model_that_fits_nowhere_has_no_setting_as_its_remedy():
 )
 def test_a_gpu_that_torch_cannot_use_is_found(machine, words):
     assert any(words in one.found for one in check_gpu(machine, {}))
+
+
+def test_gpus_that_the_run_does_not_see_do_not_count():
+    machine = Machine(4, GIB, (GPU, Gpu("small", GIB, GIB)), (12, 8))
+    for devices, seen in (("1", "small"), ("1, 0", "small test"), (None, "test small"), ("7", "")):
+        assert [gpu.name for gpu in machine.seen_with(devices).gpus] == seen.split()
+    found = check_gpu(machine, {"CUDA_VISIBLE_DEVICES": "7"})
+    assert any("=7 hides the GPU" in one.found for one in found)
 
 
 def test_a_failing_nvidia_smi_is_read_with_its_words(place):

@@ -162,10 +162,12 @@ def test_a_watch_connects_anew_after_its_server_left(run: Run, run_name: str) ->
 
     left = Left()
     servers: list[Any] = [left, run.connection]
-    watch = RunWatch(lambda: servers.pop(0), run_name)
+    watch = RunWatch(lambda: servers.pop(0), run_name, "/data/x")
     assert watch.look()[0] is None
     assert left.closed
-    assert watch.look()[0] is not None
+    now = watch.look()[0]
+    assert now is not None
+    assert now.folder == "/data/x"
 
 
 def test_queues_watch_ends_with_a_run_whose_server_left_before_the_last_look(

@@ -36,19 +36,21 @@ def test_a_run_begins_again_from_a_named_checkpoint_of_its_own(tmp_path: Path) -
     asked = first / "checkpoints" / "000001-00000002"
     site.variables |= {"LEARNER_RESUME": str(asked / "model"), "LEARNER_LEARNING_RATE": "3e-4"}
     site.lines.clear()
-    site.start()
-    assert site.wait(600) == 0, "\n".join(site.lines[-40:])
-    site.stop()
+    for steps in ("6", "7"):  # the same path again lets the run go on
+        site.variables["LEARNER_MAX_STEPS"] = steps
+        site.start()
+        assert site.wait(600) == 0, "\n".join(site.lines[-40:])
+        site.stop()
     text = "\n".join(site.lines)
     moved = first.with_name("e2e.1")
     assert f"The run e2e begins after step 2 of {moved}" in text
     assert "Changed since the last start: LEARNER_LEARNING_RATE" in text
-    assert steps_of(moved) == steps_of(first) == [1, 2, 3, 4, 5, 6]
+    assert steps_of(moved) == steps_of(first)[:-1] == [1, 2, 3, 4, 5, 6]
     old, new = ((one / "metrics.jsonl").read_text().splitlines() for one in (moved, first))
     assert old[:2] == new[:2]
     assert old[2:] != new[2:]
     claims = sorted(path.name for path in (first / "claims").iterdir())
-    assert claims == ["000001.json", "000002.json"]
+    assert claims == ["000001.json", "000002.json", "000003.json"]
     for folder in (moved, first):
         assert judge(folder)["faults"] == []
 
@@ -64,7 +66,7 @@ def test_what_is_no_checkpoint_is_refused_with_those_that_are(tmp_path: Path) ->
         find_checkpoint(kept.with_name("000001-00000009"))
     assert find_checkpoint(kept / "model") == kept
     with pytest.raises(ConfigError, match=r"state\.json.*Name another checkpoint"):
-        begin_from(kept, RunFolder(tmp_path / "new"))
+        begin_from(kept, RunFolder(tmp_path / "new"), kept)
     assert not (tmp_path / "new").exists()
 
 
@@ -75,7 +77,8 @@ def test_a_damaged_checkpoint_is_refused_before_the_run_is_moved(
     kept.mkdir(parents=True)
     (kept / "state.json").write_text("{}")
     for name, value in (
-        ("RUN_NAME", "x"), ("RUN_DIR", str(tmp_path)), ("LEARNER_RESUME", str(kept)),
+        ("RUN_NAME", "x"), ("RUN_DIR", str(tmp_path)), ("HOME", str(tmp_path)),
+        ("LEARNER_RESUME", "~/x/checkpoints/000001-00000004"),
         ("LEARNER_MODEL", "m"), ("LEARNER_DATASET", "d"),
     ):  # fmt: skip
         monkeypatch.setenv(name, value)

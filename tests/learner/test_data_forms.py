@@ -81,8 +81,9 @@ def test_a_pattern_names_several_files(tmp_path, read):
     write(tmp_path / "c.txt", "no data")
     assert read(f"{tmp_path}/*.jsonl") == BOTH
     assert read(f"{tmp_path}/**/[ab].[cj]s*") == [BOTH[0], *BOTH][: 3 if read is found else 2]
-    with pytest.raises(DataError, match="no file matches"):
-        read(f"{tmp_path}/x*.jsonl")
+    for name, words in (("x*", "no file matches"), ("x", "no such file")):
+        with pytest.raises(DataError, match=words):
+            read(f"{tmp_path}/{name}.jsonl")
     with pytest.raises(DataError, match=r"c\.txt: expected a file that ends in"):
         read(f"{tmp_path}/*.*")
 
@@ -97,12 +98,15 @@ def test_files_of_several_forms_in_a_pattern_are_told(tmp_path, read):
 
 @READERS
 def test_a_stream_reads_values_as_they_stand(tmp_path, read):
-    """The library `datasets` would read 1, null, a date, and the second of two columns."""
-    (tmp_path / "q.csv").write_text("question,answer\n1+1=,01\n2,NA\n")
-    assert read(str(tmp_path / "q.csv")) == [("1+1=", "01"), ("2", "NA")]
-    rows = [{"question": "q", "answer": "2020-01-02"}, {"question": "r", "answer": "1e3"}]
-    source = write(tmp_path / "q.jsonl", *map(json.dumps, rows))
-    assert read(source) == [("q", "2020-01-02"), ("r", "1e3")]
+    """The library `datasets` would read 1, null, a date, 5.0, and the second of two columns."""
+    rows = [["question", "answer", '"a\t,b"'], ["1+1=", "01", "1"], ["2", "NA", "x" * 200_000]]
+    for separator in ",;\t":
+        source = write(tmp_path / "q.csv", *map(separator.join, rows))
+        assert read(source) == [("1+1=", "01"), ("2", "NA")]
+    for golds in (["2020-01-02", "1e3"], ["five", 5], [5, 2.5]):
+        rows = [{"question": "q", "answer": gold} for gold in golds]
+        source = write(tmp_path / "q.jsonl", *map(json.dumps, rows))
+        assert repr([gold for _, gold in read(source)]) == repr(golds)
 
 
 MORE = {"question": "1", "answer": "2", "level": 3}
@@ -162,6 +166,11 @@ SYSTEM = {"role": "system", "content": "s"}
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}], "answer": "a"},
             [USER],
         ),
+        ({"prompt": "q", "ground_truth": "a"}, "q"),
+        ({"problem": "q", "solution": "a", "messages": [{"role": "user", "content": "no"}]}, "q"),
+        ({"prompt": [USER], "reward_model": {"style": "rule", "ground_truth": "a"}}, [USER]),
+        ({"messages": [USER, {"role": "assistant", "content": "no"}], "solution": "a"}, [USER]),
+        ({"0": {"value": "q"}, "1": {"ground_truth": {"value": "a"}}}, "q"),
     ],
 )
 @READERS
@@ -225,6 +234,9 @@ def shared(*turns):
         (shared(("gpt", "no")), "conversations is .*; expected a text, or a list of messages"),
         (shared(("human", " "), ("gpt", "no")), "conversations is .*; expected a text"),
         ({"conversations": [{"from": "human", "content": "q"}], "answer": "a"}, "has no value"),
+        ({"question": None, "answer": "2"}, "row 1: question is None"),
+        ({"question": " ", "answer": "2"}, "row 1: question is ' '"),
+        ({"prompt": [USER | {"content": None}], "answer": "2"}, "role and a text as content"),
         ({"question": "q", "answer": []}, r"row 1: answer is \[\]"),
         ({"question": "q", "answer": [math.nan]}, r"row 1: answer is \[nan\]"),
         ({"question": "q", "answer": math.inf}, "row 1: answer is inf"),
@@ -287,6 +299,10 @@ def test_a_gold_that_is_no_number_is_told(tmp_path, gold):
         ("q.jsonl.gz", gzip.compress(ROW.encode(), mtime=0)[:-6], "cannot be loaded"),
         ("q.jsonl.gz", ROW.encode(), "cannot be loaded"),
         ("q.arrow", b"no arrow", "cannot be loaded"),
+        ("q.parquet", b"no parquet", "cannot be loaded"),
+        ("q.jsonl", b"", "q.jsonl is empty"),
+        ("q.jsonl", b'{"question": "\\ud800", "answer": "2"}', "half a character"),
+        ("q.csv", b",question,answer\n0,1+1=,2\n", "line 1: a column has no name"),
     ],
 )
 @READERS

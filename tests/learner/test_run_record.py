@@ -9,6 +9,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -27,6 +28,7 @@ from penstock.deploy.up import Up
 from penstock.learner.report import run_record
 from penstock.learner.report.run_record import check_same_run, describe_start, write_start
 from penstock.learner.report.small_batches import SmallBatches
+from penstock.learner.start import _check_start
 from penstock.learner.streams.intake import Arrivals
 from tests.learner.builders import make_plan, make_settings
 
@@ -230,15 +232,28 @@ def test_a_damaged_record_is_named_and_a_missing_one_is_no_fault(home):
     assert home.start() == []
 
 
+def test_an_evaluation_leaves_a_record_which_no_training_is_compared_with(home):
+    home.changes["evaluate_only"] = True
+    plan = replace(make_plan(home.settings()), model_folder=home.model)
+    command = SimpleNamespace(learner=home.settings())
+    assert _check_start(command, plan, home.folder, None, None) == {}, "that of the training stays"
+    home.folder.record.unlink()
+    write_start(home.folder, _check_start(command, plan, home.folder, None, None))
+    home.changes.clear()
+    other_model(home)
+    assert home.start() == []
+
+
 def test_settings_are_written_as_variables(home):
     lines = home.folder.settings.read_text().splitlines()
     assert "LEARNER_GROUPS_PER_STEP=2" in lines
     assert "# LEARNER_SEED=42" in lines
     assert f"LEARNER_DATASET={home.data}" in lines
-    home.changes["system_prompt"] = "You are in ${HOME}."
-    home.start()
-    (line,) = [one for one in home.folder.settings.read_text().splitlines() if "SYSTEM_PROMPT" in one]
-    assert line.startswith("# set this one yourself: LEARNER_SYSTEM_PROMPT="), "it would be replaced"
+    for text, mark in (("In ${HOME}.", ""), ("${HOME} is here.", "# set this one yourself: ")):
+        home.changes["system_prompt"] = text
+        home.start()
+        lines = home.folder.settings.read_text().splitlines()
+        assert f"{mark}LEARNER_SYSTEM_PROMPT='{text}'" in lines
 
 
 def test_the_written_settings_say_where_they_come_from(home, monkeypatch, tmp_path):
