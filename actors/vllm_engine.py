@@ -16,9 +16,7 @@ Settings of vLLM that make its numbers the ones that the learner expects:
 """
 
 import asyncio
-import contextlib
 import dataclasses
-import difflib
 import operator
 import os
 import re
@@ -38,7 +36,9 @@ from penstock.common.config.settings import ActorSettings
 from penstock.common.errors import ConfigError, EngineFailed
 from penstock.common.files.reading import parse_json, reading
 from penstock.common.heavy_imports import heavy_imports
+from penstock.common.log import get_logger
 from penstock.common.role import spared_processes
+from penstock.common.text import did_you_mean
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.ids import Version
 from penstock.common.wire.messages import Float32s, Int32s, Rollout, Sampling, Span, Weights
@@ -68,6 +68,8 @@ end, until it is killed."""
 
 _CPU_BATCH_TOKENS = 4096
 """Prompt tokens per step on a CPU; the model length, if that is longer."""
+
+log = get_logger(__name__)
 
 
 class VllmEngine:
@@ -107,7 +109,7 @@ class VllmEngine:
                 self._llm: Any = AsyncLLM.from_engine_args(arguments, stat_loggers=counters)
         except Exception as error:  # vLLM's start raises whatever its parts raise
             raise EngineFailed(
-                f"vLLM did not start on {model}: {error}; correct the ACTOR_* settings, or the model"
+                f"vLLM did not start on {model}: {error!r}; correct the ACTOR_* settings, or the model"
                 f"{_WITHOUT_ADAPTERS if contract.adapter else ''}; "
                 + _advice(settings, arguments.max_model_len)
             ) from error
@@ -120,9 +122,11 @@ class VllmEngine:
 
     async def stop(self) -> None:
         """End the engine and its processes; it cannot be used afterwards. Call this once."""
-        with contextlib.suppress(Exception):  # of an engine that is dead or hangs
+        try:
             shutdown = self._llm.engine_core.call_utility_async("shutdown")
             await asyncio.wait_for(shutdown, _SHUTDOWN_S)
+        except Exception as error:  # of an engine that is dead or hangs
+            log.info("The engine did not end as asked, and is killed.", reason=repr(error))
         ending = threading.Timer(_END_S, self._kill)  # SIGTERM, by which vLLM ends it, is blocked
         ending.start()
         self._llm.shutdown()
@@ -413,8 +417,7 @@ def _check_names(names: Iterable[str]) -> None:
     known = [spec.name for spec in dataclasses.fields(AsyncEngineArgs)]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "leave it out"
+            hint = did_you_mean(name, known, "leave it out")
             raise ConfigError(f"ACTOR_ENGINE_ARGS: vLLM has no argument {name!r}: {hint}")
 
 

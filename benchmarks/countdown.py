@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from penstock.deploy.demo.base_model import train_batch
 from penstock.deploy.demo.task import Problem
 from penstock.deploy.demo.tiny_llama import save_checkpoint
 
@@ -122,13 +123,7 @@ def make_base_model(folder: Path, seed: int) -> None:
         drawn = [with_faults(one, draw) for one in draw_problems(_DRAWN, draw.getrandbits(32))]
         parts = batches(drawn)
         for part in draw.sample(parts, len(parts)):
-            ids, labels = encode(part, tokenizer)
-            logits = model(input_ids=ids[:, :-1]).logits
-            loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            train_batch(model, optimizer, *encode(part, tokenizer))
             step += 1
         if accuracy(model, aside, tokenizer) >= BASE_ACCURACY:
             return save_checkpoint(model, tokenizer, folder)

@@ -64,14 +64,10 @@ class PacedPolicy:
         pass
 
 
-class PacedEngine(Engine):
-    """An Engine with PLACES places. A group holds one for PIPELINE_GROUP_S, later ones wait for one."""
+class StandIn(Engine):
+    """What engines without a model have in common: weights, but no computation and no cache."""
 
-    def __init__(self) -> None:
-        self._free = asyncio.Semaphore(PLACES)
-        self._group_s = float(os.environ["PIPELINE_GROUP_S"])
-        self._completions = self._tokens = 0
-        self._weights: Weights | None = None
+    _weights: Weights | None = None
 
     @property
     def version(self) -> Version | None:
@@ -89,6 +85,18 @@ class PacedEngine(Engine):
     async def take_weights(self, weights: Weights, again: bool = False) -> None:
         await asyncio.to_thread(verify_weights, weights)
         self._weights = weights
+
+    def prefix_cache(self) -> tuple[int, int]:
+        return 0, 0
+
+
+class PacedEngine(StandIn):
+    """An Engine with PLACES places. A group holds one for PIPELINE_GROUP_S, later ones wait for one."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(PLACES)
+        self._group_s = float(os.environ["PIPELINE_GROUP_S"])
+        self._completions = self._tokens = 0
 
     async def generate(
         self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int,
@@ -110,9 +118,6 @@ class PacedEngine(Engine):
 
     def tokens_generated(self) -> int:
         return self._tokens
-
-    def prefix_cache(self) -> tuple[int, int]:
-        return 0, 0
 
 
 def _rollout(weights: Weights) -> Rollout:

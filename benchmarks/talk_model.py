@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from penstock.deploy.demo.base_model import train_batch
 
 CONTEXT_TOKENS = 256
 
@@ -72,15 +73,10 @@ def make_talk_model(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps, pct_start=0.1)
     for step in range(1, steps + 1):
         ids, labels = _encode([make_talk(draw) for _ in range(_BATCH)], tokenizer)
-        logits = model(input_ids=ids[:, :-1]).logits
-        loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        loss = train_batch(model, optimizer, ids, labels)
         schedule.step()
         if step % 50 == 0:
-            report(f"pre-training step {step} of {steps}: loss {loss.item():.3f}")
+            report(f"pre-training step {step} of {steps}: loss {loss:.3f}")
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

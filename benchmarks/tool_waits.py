@@ -25,8 +25,8 @@ import numpy as np
 from blake3 import blake3
 from tokenizers import Tokenizer
 
+from benchmarks.pipeline_roles import StandIn
 from benchmarks.talk_model import CHAT_TEMPLATE, make_tokenizer
-from penstock.actors.engine import Engine, verify_weights
 from penstock.actors.loop import run
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
@@ -40,16 +40,7 @@ from penstock.common.own_code import digest_of, find_code
 from penstock.common.wire.codec import encode
 from penstock.common.wire.contract import ChatSpec, Contract, hash_tokenizer
 from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
-from penstock.common.wire.messages import (
-    Float32s,
-    Int32s,
-    Rollout,
-    Sampling,
-    Span,
-    Ticket,
-    Version,
-    Weights,
-)
+from penstock.common.wire.messages import Int32s, Rollout, Sampling, Span, Ticket, Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.streams.learner_queue import LearnerQueue
 
@@ -79,14 +70,13 @@ def look_up(key: str) -> str:
 _CALL = '<tool_call>{"name": "look_up", "arguments": {"key": "a"}}</tool_call>'
 
 
-class PacedEngine(Engine):
+class PacedEngine(StandIn):
     """An engine with PLACES places; a completion holds one for COMPLETION_S, later ones wait for one."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._texts = [self._tokens(tokenizer, text) for text in (_CALL, _CALL, "7")]
         self._free = asyncio.Semaphore(PLACES)
         self._asked = self._tokens_sampled = 0
-        self._weights: Weights | None = None
         self.spans_s: list[tuple[float, float]] = []
         """Begin and end of each completion's work, on the clock of time.monotonic."""
 
@@ -94,23 +84,6 @@ class PacedEngine(Engine):
     def _tokens(tokenizer: Tokenizer, text: str) -> Int32s:
         """Return the tokens of a completion, with its end token."""
         return np.array(tokenizer.encode(text + "<eos>", add_special_tokens=False).ids, dtype="<i4")
-
-    @property
-    def version(self) -> Version | None:
-        return self._weights.version if self._weights else None
-
-    async def stop(self) -> None:
-        pass
-
-    async def abort(self, request_id: str) -> None:
-        pass
-
-    async def score(self, request_id: str, token_ids: Int32s) -> Float32s:
-        return np.full(len(token_ids) - 1, -1.0, dtype="<f4")
-
-    async def take_weights(self, weights: Weights, again: bool = False) -> None:
-        verify_weights(weights)
-        self._weights = weights
 
     async def generate(
         self, request_id: str, prompt_ids: Int32s, sampling: Sampling, num_generations: int,
@@ -141,9 +114,6 @@ class PacedEngine(Engine):
 
     def tokens_generated(self) -> int:
         return self._tokens_sampled
-
-    def prefix_cache(self) -> tuple[int, int]:
-        return 0, 0
 
 
 def busy_share(spans_s: list[tuple[float, float]], begin: float, end: float) -> float:

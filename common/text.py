@@ -2,10 +2,15 @@
 
 import json
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 SHOWN = 2000
 """Most letters of a question, a completion or a reason in a verdict, which people read."""
+
+HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
+"""A model or data set of the Hugging Face hub: NAME or OWNER/NAME."""
 
 _WORD = re.compile(r"\S+")
 _FORM = "USER:PASSWORD@HOST"  # of a URL in the text of an error
@@ -21,13 +26,25 @@ def short(value: object, letters: int = 200) -> str:
     """Return str(value), of an error or value of unknown origin, cut to at most `letters` letters.
 
     `letters` is 3 or more. A cut text ends in "..."; lone surrogates, which UTF-8 cannot encode, are
-    escaped.
+    escaped. Of an error without a text, such as that of a bare assert, it is repr(value).
     Example:
-        >>> short("a" * 10, letters=6)
-        'aaa...'
+        >>> short("a" * 10, letters=6), short(AssertionError())
+        ('aaa...', 'AssertionError()')
     """
-    text = encodable(str(value)[: letters + 1])
+    shown = str(value) or (repr(value) if isinstance(value, BaseException) else "")
+    text = encodable(shown[: letters + 1])
     return text if len(text) <= letters else f"{text[: letters - 3]}..."
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return "did you mean NEAREST?" with the name in `known` nearest to `name`; `otherwise` for none.
+
+    Example:
+        >>> did_you_mean("temprature", ["temperature", "top_p"])
+        'did you mean temperature?'
+    """
+    near = get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def counted(count: int, noun: str) -> str:

@@ -156,7 +156,7 @@ class Child:
             while line := process.stdout.readline(_LONGEST_LINE):
                 try:
                     self._report(Report(self.name, "output", _shown(line)))
-                except Exception:
+                except Exception:  # of a receiver: this thread must read on
                     traceback.print_exc()
 
 

@@ -16,7 +16,7 @@ from penstock.common.log import configure_logs
 _PHASE = re.compile(r"perf/(?P<role>learner|actor|rewarder)/(?P<phase>\w+?)(?P<cpu>_cpu)?_s")
 
 
-_HEADINGS = {
+HEADINGS = {
     "learner": "the learner was",
     "actor": "the actors together were",
     "rewarder": "the rewarders together were",
@@ -78,7 +78,7 @@ def profile_of(rows: Sequence[Mapping[str, Any]]) -> Result:
     first, *later = map(_phases_of, rows)
     mean = _means(later or [first])
     lines, found = [], []
-    for role, heading in _HEADINGS.items():
+    for role, heading in HEADINGS.items():
         phases = {phase: costs for (of, phase), costs in mean.items() if of == role}
         lines += _table(heading, phases) if phases else []
         found += [

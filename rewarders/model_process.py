@@ -7,9 +7,7 @@ model; further ones have the conversations of completions. The process ends with
 """
 
 import contextlib
-import ctypes
 import os
-import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,9 +18,8 @@ from penstock.common.chat.renderer import ChatRenderer
 from penstock.common.errors import ConfigError
 from penstock.common.files.reading import ADAPTER, hash_model
 from penstock.common.sandbox import frames
+from penstock.common.sandbox.limits import die_with_parent
 from penstock.common.transfer.hub import outage_of
-
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 class TooLong(ValueError):
@@ -173,6 +170,6 @@ def serve(channel: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    die_with_parent()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     serve(socket.socket(fileno=int(sys.argv[1])))

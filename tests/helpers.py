@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import psutil
+import pytest
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import GROUP
 from penstock.common.config.redis_url import parse_url
+
+NIGHTLY = os.environ.get("NIGHTLY") == "1"
+nightly = pytest.mark.skipif(not NIGHTLY, reason="takes minutes: NIGHTLY=1")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+"""Importing vLLM would take five seconds in each of pytest's workers."""
 
 ALONE = 1_000_000
 """In a delivery count: the ticket runs alone. Twice this is a renewal (common/broker/functions.lua)."""

@@ -165,6 +165,8 @@ class AgentRollout:
             raise
         except Exception as error:  # whatever it is, no agent may turn it into a reward
             known = isinstance(error, (PenstockError, Aborted))
+            if not known:
+                log.exception("The endpoint of agents failed.")
             self.stop(error if known else EpisodeFailed(f"the endpoint failed: {short(repr(error))}"))
             raise ended() from error
         finally:

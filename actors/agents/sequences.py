@@ -123,7 +123,7 @@ class Sequences:
             try:
                 if (turn := await self._further(sequence, request)) is not None:
                     return turn
-            except BaseException:
+            except BaseException:  # a cancelled call too
                 sequence.busy = False
                 raise
             sequence.busy = False
@@ -182,7 +182,7 @@ class Sequences:
         self._all.append(sequence)
         try:
             sequence.prompt_ids = await self._prompt(request)
-        except BaseException:
+        except BaseException:  # a cancelled call too
             self._all.remove(sequence)
             raise
         return Turn(sequence, np.zeros(0, dtype="<i4"), self._limits.completion)

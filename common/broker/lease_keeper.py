@@ -58,7 +58,7 @@ class KeeperThread:
                 self._keep()
             except PenstockError as error:
                 log.warning(shorten(f"{self._failed}: {error}"))
-            except Exception:
+            except Exception:  # whatever it is, the work must not be lost with this thread
                 log.exception(f"{self._failed}: the next time follows.")
 
 

@@ -85,7 +85,7 @@ class KnownFormat:
             from renderers import config_from_name, create_renderer
         except ImportError as error:
             raise ConfigError(
-                f"LEARNER_RENDERER={name}: the library renderers is not installed here: "
+                f"LEARNER_RENDERER={name}: the library renderers cannot be imported here ({error}): "
                 "pip install 'penstock[renderers]', or set LEARNER_RENDERER=none"
             ) from error
         self._tokenizer = _Tokenizer(tokenizer)

@@ -3,13 +3,13 @@
 import re
 from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter, _SubParsersAction
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from inspect import cleandoc
 from typing import Any, NoReturn
 
 from penstock.common.config.other_names import same_here
 from penstock.common.errors import ConfigError
+from penstock.common.text import did_you_mean
 
 _UNKNOWN_FLAGS = "unrecognized arguments: "
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
@@ -84,8 +84,7 @@ class Parser(ArgumentParser):
         )
         hints = [self._near(word.partition("=")[0]) for word in words if word.startswith("--")]
         if choice := _CHOICE.search(message):
-            near = get_close_matches(choice[1], re.findall(r"'([^']*)'", choice[2]), n=1)
-            hints += [f"did you mean {near[0]}?"] if near else []
+            hints.append(did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2])))
         found = " ".join(dict.fromkeys(filter(None, hints)))
         end = f": {found} See" if found else "; see"
         raise ConfigError(f"{message}{end} `{self.prog} --help`")
@@ -106,8 +105,7 @@ class Parser(ArgumentParser):
             return found
         known = self._flags()
         same = [one for one in known if one.rpartition(".")[2] == name.replace("_", "-")]
-        near = same or get_close_matches(flag, known, n=1)
-        return f"did you mean {near[0]}?" if near else ""
+        return f"did you mean {same[0]}?" if same else did_you_mean(flag, known)
 
     def _flags(self) -> list[str]:
         """Return the flags of this parser, and of those below it that were used."""

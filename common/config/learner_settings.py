@@ -1,6 +1,5 @@
 """LEARNER_*: the training. Hyper-parameters have TRL's names where TRL has the thing."""
 
-import difflib
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ from penstock.common.config.settings import JsonMap, Names, Numbers, PositiveNum
 from penstock.common.errors import MalformedMessage
 from penstock.common.files.reading import at_home
 from penstock.common.own_code import split_source
+from penstock.common.text import did_you_mean
 from penstock.common.wire.generation import check_generation, sampling_options
 from penstock.common.wire.limits import (
     HIGHEST_REWARD,
@@ -95,8 +95,7 @@ class TrainingSettings(Section):
         """Return `names`. Raise ValueError, with the nearest name, if one cannot be accepted."""
         for name in names:
             if name not in ACCEPTABLE:
-                near = difflib.get_close_matches(name, ACCEPTABLE, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(ACCEPTABLE)}"
+                hint = did_you_mean(name, ACCEPTABLE, f"expected {', '.join(ACCEPTABLE)}")
                 raise ValueError(f"{name!r} cannot be accepted: {hint}")
         return names
 
@@ -868,8 +867,7 @@ def _check_functions(variable: str, kind: str, asked: Iterable[str], known: Coll
                 f"{variable}: {text!r} names no function: expected a {kind}, or file.py:function"
             )
         if not source and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known) or 'none'}"
+            hint = did_you_mean(name, known, f"known are {', '.join(known) or 'none'}")
             raise ValueError(
                 f"{variable}: there is no {kind} {name!r}: {hint} (own functions: file.py:function or "
                 "package.module.function)"

@@ -3,7 +3,6 @@
 Example: LEARNER_MAX_STEPS=100 gives `{"learner": {"max_steps": "100"}}`.
 """
 
-import difflib
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from penstock.common.config.secret_file import read_secret
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
 from penstock.common.errors import ConfigError
 from penstock.common.files.reading import at_home, read_text
+from penstock.common.text import did_you_mean
 
 SECTIONS: dict[str, type[Section]] = {
     "RUN": RunSettings, "LEARNER": LearnerSettings, "ACTOR": ActorSettings, "REWARDER": RewarderSettings
@@ -71,8 +71,7 @@ def check_names(names: Iterable[str], env_file: Path | str | None = None) -> Non
     for name in sorted(set(names).difference(known)):
         prefix, underscore, setting = name.partition("_")
         if prefix in SECTIONS and underscore and not _KUBERNETES.search(name):
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "docs/configuration.md lists the names"
+            hint = did_you_mean(name, known, "docs/configuration.md lists the names")
             place = f" (in {env_file}: correct or delete it there)" if env_file else ""
             if name in os.environ:
                 place = f" (set in this process: correct it, or type `unset {name}`)"

@@ -298,7 +298,7 @@ class Episode:
             self.step = step
             try:
                 return self._result(step, request, limit_s or self._pool.sandbox.timeout_s)
-            except BaseException:
+            except BaseException:  # Ctrl-C too: the process may still be at the step
                 self._end()
                 raise
             finally:

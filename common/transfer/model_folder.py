@@ -336,12 +336,12 @@ def _put(file: Path, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder):
-            _link_or_copy(file, folder / file.name)
+            _link_whole(file, folder / file.name)
     except OSError as error:
         raise not_stored(str(file), folder / file.name, error) from error
 
 
-def _link_or_copy(file: Path, target: Path) -> None:
+def _link_whole(file: Path, target: Path) -> None:
     """Put a file at `target` too, as a link where the file system has them. Raise OSError.
 
     What a killed process left half-way is replaced. The caller holds the lock of the folder.

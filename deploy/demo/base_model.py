@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -119,25 +119,30 @@ def _pretrain(
     accuracy = 0.0
     for step in range(1, MAX_STEPS + 1):
         rows = torch.randint(len(train[0]), (BATCH_SIZE,))
-        ids, labels = train[0][rows], train[1][rows]
-        logits = model(input_ids=ids[:, :-1]).logits
-        loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        loss = train_batch(model, optimizer, train[0][rows], train[1][rows])
         warmup.step()
         if step % STEPS_PER_MEASURE == 0:
             accuracy = _measure_accuracy(model, validation)
         ready = LOWEST_ACCURACY <= accuracy <= HIGHEST_ACCURACY
         if ready or step % STEPS_PER_REPORT == 0:
-            report(f"pre-training step {step:>3}: loss {loss.item():.2f}, {accuracy:.0%} solved")
+            report(f"pre-training step {step:>3}: loss {loss:.2f}, {accuracy:.0%} solved")
         if ready:
             return step
     raise BaseModelError(
         f"expected a validation accuracy between {LOWEST_ACCURACY:.0%} and {HIGHEST_ACCURACY:.0%} "
         f"within {MAX_STEPS} steps, found {accuracy:.0%} at the last: try another --seed"
     )
+
+
+def train_batch(model: LlamaForCausalLM, optimizer: Optimizer, ids: Tensor, labels: Tensor) -> float:
+    """Take one step on the token ids (N, T) whose `labels` (N, T) are not -100; return the loss."""
+    logits = model(input_ids=ids[:, :-1]).logits
+    loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return float(loss)
 
 
 @torch.no_grad()

@@ -6,10 +6,10 @@ from glob import glob, has_magic
 from pathlib import Path
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.text import HUB_ID
 from penstock.deploy.doctor.finding import Finding
 
 REMEDY = "name what is there, or copy it there"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _FILE = re.compile(r"\.((jsonl|ndjson|json|csv|tsv)(\.gz)?|parquet|arrow|py)(?![\w-])", re.IGNORECASE)
 
 
@@ -21,7 +21,7 @@ def check_inputs(learner: LearnerSettings) -> Iterator[Finding]:
         names = ("config.json", "tokenizer.json", "*.safetensors")
         lacking = [name for name in names if not any(Path(model).glob(name))]
         faults = [f"LEARNER_MODEL={model}: no {name} is there" for name in lacking]
-    elif not _HUB_ID.fullmatch(model):
+    elif not HUB_ID.fullmatch(model):
         faults = [f"LEARNER_MODEL={model}: {none}" if model else "LEARNER_MODEL is not set"]
     if not (learner.dataset or learner.evaluate_only):
         faults.append("LEARNER_DATASET is not set")
@@ -38,5 +38,5 @@ def _may_exist(source: str) -> bool:
     """Return whether NAME[#COUNT], or the file of FILE.py:NAME, is here, or may be elsewhere."""
     name = source.rpartition("#")[0] or source
     path = re.split(r"(?<=\.py):", name)[0]
-    may_be_id = _HUB_ID.fullmatch(re.split("[:@]", name, maxsplit=1)[0]) and not _FILE.search(name)
+    may_be_id = HUB_ID.fullmatch(re.split("[:@]", name, maxsplit=1)[0]) and not _FILE.search(name)
     return bool(may_be_id or Path(path).exists() or (has_magic(name) and glob(name, recursive=True)))

@@ -28,6 +28,6 @@ class Interpreter:
         try:
             with contextlib.redirect_stdout(printed):
                 exec(code, self._names)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # of the policy's code
             printed.write(f"{type(error).__name__}: {error}")
         return printed.getvalue()[:_LONGEST] or "Nothing was printed."

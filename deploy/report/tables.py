@@ -10,7 +10,7 @@ from penstock.common.journal.audit import JournalAudit
 from penstock.common.monitor.screen import duration
 from penstock.common.text import one_line
 from penstock.common.wire.messages import END_STATES
-from penstock.deploy.profile import profile_of
+from penstock.deploy.profile import HEADINGS, profile_of
 from penstock.deploy.report.markup import Html, element, table
 from penstock.deploy.report.run_data import Points, RunData
 
@@ -85,7 +85,7 @@ def times(runs: Sequence[RunData]) -> list[Html]:
     """Return a table per role: seconds and CPU seconds per step by what the role did, for each run."""
     found = [_phases(run) for run in runs]
     parts = [element("p", _MEANS)]
-    for role, title in _ROLES.items():
+    for role, title in HEADINGS.items():
         names = dict.fromkeys(phase for phases in found for of, phase in phases if of == role)
         rows = [[name, *chain(*(_costs(one, role, name) for one in found))] for name in names]
         heads = [
@@ -102,12 +102,6 @@ _MEANS = (
     "Means per step, without the start and the first step, in which vLLM starts. The summary's share of "
     "waiting is that of all steps; the live screen's is that of the newest five."
 )
-
-_ROLES = {
-    "learner": "the learner was",
-    "actor": "the actors together were",
-    "rewarder": "the rewarders together were",
-}
 
 Phases = dict[tuple[str, str], tuple[float, float]]
 """By role and phase, seconds and CPU seconds per step."""

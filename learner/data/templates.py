@@ -1,6 +1,5 @@
 """The prompt of a question as token ids, by LEARNER_PROMPT_TEMPLATE and the variables beside it."""
 
-import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from penstock.common.chat.renderer import ChatRenderer
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError
 from penstock.common.files.reading import read_text
-from penstock.common.text import short
+from penstock.common.text import did_you_mean, short
 from penstock.common.wire.contract import ChatSpec
 
 if TYPE_CHECKING:  # it takes seconds, which `penstock try-reward` need not wait
@@ -150,8 +149,7 @@ def _check_variables(settings: LearnerSettings, template: str | None, name: str)
         )
     known = set(re.findall(r"[A-Za-z_]\w*", template or ""))
     if unused := [variable for variable in variables if variable not in known]:
-        near = difflib.get_close_matches(unused[0], sorted(known)[:1000], n=1)
-        hint = f"did you mean {near[0]}?" if near else "leave it out"
+        hint = did_you_mean(unused[0], sorted(known)[:1000], "leave it out")
         raise ConfigError(
             f"LEARNER_CHAT_TEMPLATE_KWARGS: the chat template ({name}) has no variable "
             f"{short(unused[0])}, so its value would have no effect: {hint}"

@@ -6,6 +6,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import get_json_schema
 
 from penstock.common.errors import ConfigError
+from penstock.common.text import short
 
 
 def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
@@ -19,8 +20,8 @@ def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
         schema: dict[str, Any] = get_json_schema(tool)
     except Exception as error:  # transformers parses the docstring, and raises what that raises
         raise ConfigError(
-            f"the tool {getattr(tool, '__name__', repr(tool)[:80])} has no schema: {error}. Give each "
-            "parameter a type hint, and the docstring a sentence about the tool and a section Args: "
+            f"the tool {getattr(tool, '__name__', repr(tool)[:80])} has no schema: {short(error)}. Give "
+            "each parameter a type hint, and the docstring a sentence on the tool and a section Args: "
             "with a line `name: text` per parameter; wrap what is no function by def in one"
         ) from error
     return schema

@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.text import HUB_ID
 
 _SHOWN = (
     "model_revision", "loss_type", "advantage_estimator", "scale_rewards", "groups_per_step",
@@ -19,7 +20,6 @@ _SHOWN = (
 """Settings in the card: numbers and names of methods. None of them can hold a path or a secret."""
 
 _PACKAGES = ("penstock", "torch", "transformers", "deepspeed", "peft")
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def model_card(settings: LearnerSettings, step: int, metrics: Mapping[str, Any]) -> str:
@@ -59,7 +59,7 @@ def hub_id(name: str) -> str:
     Example: "openai/gsm8k:main@abc" gives "openai/gsm8k", "./rows.jsonl" gives "".
     """
     head = re.split("[:@#]", name)[0]
-    return head if _HUB_ID.fullmatch(head) and not Path(head).exists() else ""
+    return head if HUB_ID.fullmatch(head) and not Path(head).exists() else ""
 
 
 def public_name(name: str) -> str:

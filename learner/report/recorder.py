@@ -12,7 +12,6 @@ from penstock.common.files.atomic import append_whole, read_row
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.files.tail import lines_from_end
 from penstock.common.log import get_logger
-from penstock.common.text import short
 from penstock.learner.report.completions import to_parquet
 from penstock.learner.report.trackers import Trackers
 from penstock.learner.streams.evaluation import Evaluated
@@ -94,9 +93,9 @@ class Recorder:
         try:
             rows = make_rows()
             return rows, to_parquet(rows) if rows else b""
-        except Exception as error:  # pyarrow's, or of values that no check of a message foresaw
+        except Exception:  # pyarrow's, or of values that no check of a message foresaw
             path = str(self._folder.completion_table(step))
-            log.error("A table of completions was not written.", file=path, error=short(error))
+            log.exception("A table of completions was not written.", file=path)
             return [], b""
 
     def write_table(self, step: int, table: tuple[list[Row], bytes], track: bool = True) -> None:

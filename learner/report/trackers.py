@@ -173,7 +173,7 @@ def _start(name: str, folder: Path, run: str) -> Tracker:
         raise
     except (Exception, SystemExit) as error:
         if name in _BUILT_IN and isinstance(error, ImportError):
-            problem = f" names {name}, which is not installed: pip install {name}"
+            problem = f" names {name}, which cannot be imported ({error}): pip install {name}"
         else:
             problem = f"={name}: the tracker does not start: {type(error).__name__}: {error}; mend it"
         raise ConfigError(

@@ -25,6 +25,7 @@ from penstock.common.transfer.connections import LimitedConnection, busy
 from penstock.common.transfer.download import KEEPALIVE, FetchFailed, Source
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import Weights
+from penstock.learner.state.versions import FOLDER_NAME
 
 _UPLOADS, _TURN_S, _PATIENCE_S = 2, 4.0, 1.0
 """Files sent at a time, seconds of a turn, and seconds without a chunk that end it too.
@@ -41,7 +42,7 @@ _START_S = 30.0
 _SHUTDOWN_S = 1.0
 _RANGE = re.compile(r"bytes=(\d{1,15})-")
 _VERSION = re.compile(
-    r"/versions/(\d{6,15}-\d{8,15})/((?:adapter_)?model\.safetensors|model\.delta"
+    rf"/versions/({FOLDER_NAME.pattern})/((?:adapter_)?model\.safetensors|model\.delta"
     r"|model-\d{5}-of-\d{5}\.safetensors|model\.safetensors\.index\.json)"
 )
 _MODEL = re.compile(r"/model/([A-Za-z0-9._-]{1,200})")

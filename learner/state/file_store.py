@@ -1,7 +1,6 @@
 """The learner's files in an object store, for hosts that do not reach the learner's."""
 
 import math
-import re
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -19,9 +18,8 @@ from penstock.common.transfer.object_store import (
     remove_folder,
 )
 from penstock.common.wire.messages import DELTA_FILE, Weights
-from penstock.learner.state.versions import KEEP
+from penstock.learner.state.versions import FOLDER_NAME, KEEP
 
-_VERSION = re.compile(r"\d{6,15}-\d{8,15}")
 _RETRY_S = 2.0
 
 log = get_logger(__name__)
@@ -96,7 +94,7 @@ class FileStore:
         """
         versions = f"{self.url}/versions"
         try:
-            names = [name for name in list_folder(versions) if _VERSION.fullmatch(name)]
+            names = [name for name in list_folder(versions) if FOLDER_NAME.fullmatch(name)]
             for name in [name for name in names if name <= newest][:-KEEP]:
                 remove_folder(f"{versions}/{name}")
         except StoreFailed as error:

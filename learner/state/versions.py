@@ -30,7 +30,8 @@ from penstock.learner.policy.collective import TrainablePolicy
 
 MODEL = "model"
 """Folder of the merged model in the folder of a version that is an adapter."""
-_NAME = re.compile(r"\d{6,15}-\d{8,15}")
+FOLDER_NAME = re.compile(r"\d{6,15}-\d{8,15}")
+"""Name of a version's folder: its incarnation and its step."""
 KEEP = 4
 """Newest versions that are kept, and older ones that are being fetched."""
 
@@ -64,7 +65,7 @@ def write_version(
             policy.export(aside / MODEL, "version")
 
     folder.write_folder("the weights of a version", path, export, sync=False)
-    made = [one for one in path.parent.iterdir() if _NAME.fullmatch(one.name)]
+    made = [one for one in path.parent.iterdir() if FOLDER_NAME.fullmatch(one.name)]
     older, fetched = sorted(made)[:-KEEP], being_fetched()
     kept = [one for one in older if one.name in fetched][:KEEP]
     for old in older:

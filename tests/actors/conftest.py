@@ -27,9 +27,11 @@ from penstock.common.transfer.model_folder import ModelFetcher
 from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract, hash_tokenizer
+from penstock.common.wire.ids import Purpose
 from penstock.common.wire.messages import Group, Probe, Sampling, Ticket, Verdict, Version, Weights
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.streams.learner_queue import LearnerQueue
+from tests.actors.talking import save_chat_tokenizer
 from tests.fake_engine import FakeEngine
 from tests.helpers import wait_until
 
@@ -128,8 +130,9 @@ class Run:
         """The ticket stream as another actor sees it."""
         return WorkStream(self.connection, self.keys, self.keys.tickets, consumer, lease_s, 3)
 
-    def pending(self) -> int:
-        return int(self.connection.execute("XPENDING", self.keys.tickets, "workers")["pending"])
+    def pending(self, purpose: Purpose = "train") -> int:
+        stream = self.keys.tickets_for(purpose)
+        return int(self.connection.execute("XPENDING", stream, "workers")["pending"])
 
 
 class ActorThread:
@@ -175,6 +178,13 @@ class ActorThread:
     def stop(self) -> None:
         self.stopping.set()
         self.wait()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("chat")
+    save_chat_tokenizer(made)
+    return made
 
 
 @pytest.fixture

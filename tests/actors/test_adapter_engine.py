@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +21,10 @@ from penstock.common.wire.messages import ADAPTER_FILE, Probe, Rollout, Version,
 from penstock.learner.policy.lora import add_adapter, merge_adapter, write_adapter
 from tests.actors.live_engine import PROMPTS, SAMPLING, Live
 from tests.actors.tiny_llama import greedy, load, make_model, save_model, teacher_forced, train
+from tests.helpers import needs_vllm
 from tests.learner.builders import make_settings
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
-]
+pytestmark = [pytest.mark.engine, needs_vllm]
 
 SPEC = AdapterSpec(4, 32, ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"))
 GREEDY = replace(SAMPLING, temperature=0.0)

@@ -35,23 +35,9 @@ from penstock.common.errors import ConfigError, EngineFailed
 from penstock.common.own_code import digest_of, find_code
 from penstock.common.wire.messages import Rollout, Sampling
 from tests.actors.agent_site import AGENT, TOOL, InThread, make_contract, make_ticket, roll_out, user
-from tests.actors.talking import (
-    CHATML,
-    REWRITING,
-    WITH_TOOLS,
-    TalkingEngine,
-    call_of,
-    save_chat_tokenizer,
-)
+from tests.actors.talking import CHATML, REWRITING, WITH_TOOLS, TalkingEngine, call_of
 
 Client = openai.AsyncOpenAI
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("chat")
-    save_chat_tokenizer(made)
-    return made
 
 
 def make_engine(folder: Path, *script: str, moving: bool = False) -> TalkingEngine:

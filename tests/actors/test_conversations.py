@@ -33,16 +33,7 @@ from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
 from penstock.common.wire.messages import Group, Rollout, Sampling, Ticket, Version
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.common.wire.transcript import FAILED_TOOL
-from tests.actors.talking import (
-    CHATML,
-    HEADERS,
-    REWRITING,
-    WITH_TOOLS,
-    WORDS,
-    TalkingEngine,
-    call_of,
-    save_chat_tokenizer,
-)
+from tests.actors.talking import CHATML, HEADERS, REWRITING, WITH_TOOLS, WORDS, TalkingEngine, call_of
 
 SOURCE = str(Path(__file__).with_name("tools_of_tests.py"))
 DIGEST = digest_of(find_code(SOURCE, "the tests"))
@@ -52,13 +43,6 @@ SPEC = EpisodeSpec((ADD, WAIT), (), {"": [SCHEMA]}, 0, 20.0)
 WITH_COUNTER = replace(SPEC, environments=(COUNTER,), schemas={"Counter": [SCHEMA]})
 
 Converse = Callable[..., tuple[tuple[Rollout, ...], TalkingEngine]]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("chat")
-    save_chat_tokenizer(made)
-    return made
 
 
 @pytest.fixture(scope="module")

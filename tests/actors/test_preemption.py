@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from penstock.common.wire.messages import Float32s, Int32s, PartialGroup, Rollou
 from penstock.common.wire.transcript import Transcript
 from tests.actors.conftest import SAMPLING, ActorThread, Run
 from tests.actors.test_probing import PROBES
+from tests.actors.test_ticket_worker import watch_hand_offs
 from tests.common.builders import make_rollout, make_ticket
 from tests.fake_engine import EOS, FakeEngine
 from tests.helpers import wait_until
@@ -178,8 +178,9 @@ def test_a_ticket_goes_back_also_while_the_weights_it_was_sampled_with_are_not_p
 
 
 def test_an_actor_that_ends_waits_for_a_server_that_comes_back(
-    private_server: LocalServer, run_name: str, tmp_path: Path
+    private_server: LocalServer, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    calls = watch_hand_offs(monkeypatch)
     connection = Connection(private_server.url, 10, 10)
     a_run = Run(connection, Keys(run_name), tmp_path, RunFolder(tmp_path / run_name))
     a_run.announce(0)
@@ -190,8 +191,7 @@ def test_an_actor_that_ends_waits_for_a_server_that_comes_back(
     wait_until(lambda: engine.tokens_generated() > 8, "some tokens")
     private_server.kill()
     actor.stopping.set()
-    wait_until(lambda: not engine._in_flight, "the end of sampling")
-    time.sleep(0.5)  # the hand-off fails meanwhile
+    wait_until(lambda: calls, "a hand-off, which fails meanwhile")
     private_server.start()
     actor.wait()
     assert actor.error is None

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -26,12 +25,9 @@ from penstock.learner.state.versions import with_hashes
 from tests.actors.conftest import Run
 from tests.actors.live_engine import PROMPTS, SAMPLING
 from tests.e2e.site import make_model
-from tests.helpers import wait_until
+from tests.helpers import needs_vllm, wait_until
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
-]
+pytestmark = [pytest.mark.engine, needs_vllm]
 
 
 def publish(a_run: Run, model: Path) -> None:

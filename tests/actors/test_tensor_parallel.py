@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +11,9 @@ import pytest
 
 from tests.actors.live_engine import PROMPTS, SAMPLING, Live
 from tests.actors.tiny_llama import greedy, load, teacher_forced, train_pair
+from tests.helpers import needs_vllm, nightly
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
-    pytest.mark.skipif("NIGHTLY" not in os.environ, reason="two more processes with vLLM: nightly"),
-]
+pytestmark = [pytest.mark.engine, needs_vllm, nightly]
 
 
 def test_two_ranks_load_a_version_in_three_files(

@@ -8,7 +8,6 @@ import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,12 +36,9 @@ from penstock.learner.state.versions import with_hashes
 from tests.actors.conftest import Run
 from tests.actors.live_engine import PROMPTS, SAMPLING, Live
 from tests.actors.tiny_llama import EOS, VOCABULARY, greedy, load, teacher_forced, train_pair
+from tests.helpers import needs_vllm
 
-pytestmark = [
-    pytest.mark.engine,
-    # Importing vLLM takes five seconds, and each of pytest's workers collects this file.
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
-]
+pytestmark = [pytest.mark.engine, needs_vllm]
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-3}
 """Largest mean difference of log-probabilities between engine and trainer."""
@@ -290,9 +286,8 @@ def test_a_version_in_three_files_samples_what_the_one_in_one_file_samples(
         assert other.logprobs.tobytes() == one.logprobs.tobytes()
 
 
+@pytest.mark.parametrize("live", ["float32"], indirect=True)  # in bf16 near ties fall either way
 def test_greedy_answers_are_those_of_transformers(live: Live) -> None:
-    if live.dtype != "float32":
-        pytest.skip("in bf16 near ties fall either way")
     live.take(live.a)
     groups = live.sample(PROMPTS, replace(SAMPLING, temperature=0.0), count=2)
     answers = greedy(load(live.a), PROMPTS, 40)
@@ -598,9 +593,8 @@ def test_a_stop_string_ends_a_completion_and_changes_no_log_probability(live: Li
     assert {end for reason, end in ends if reason == "stop"} <= {"7", "<eos>"}
 
 
+@pytest.mark.parametrize("live", ["float32"], indirect=True)  # the penalty is exact there
 def test_log_probabilities_under_a_penalty_are_those_of_the_penalized_distribution(live: Live) -> None:
-    if live.dtype != "float32":
-        pytest.skip("the penalty is exact in float32")
     live.take(live.a)
     groups = live.sample(PROMPTS[:8], replace(SAMPLING, repetition_penalty=1.5, temperature=0.8))
     model = load(live.a)

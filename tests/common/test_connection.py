@@ -11,7 +11,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.replies import raise_unless_passing
-from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable
+from penstock.common.errors import ConfigError, RunNotReady, ServerUnavailable, WrongType
 from tests.common.builders import Run
 from tests.helpers import wait_until, wait_until_written
 
@@ -180,17 +180,17 @@ def test_several_calls_have_their_own_replies_and_one_socket(private_server: Loc
 
 
 @pytest.mark.parametrize(
-    ("argument", "error"),
-    [("fail", "WRONGTYPE"), (None, "must be str")],
+    ("argument", "kind", "words"),
+    [("fail", WrongType, "WRONGTYPE"), (None, redis.exceptions.DataError, "must be str")],
     ids=["where it runs", "where it is packed"],
 )
 def test_an_error_among_several_is_raised_and_the_next_command_has_its_own_reply(
-    private_server: LocalServer, argument: str | None, error: str
+    private_server: LocalServer, argument: str | None, kind: type[Exception], words: str
 ) -> None:
     connection = Connection(private_server.url, 10, 10)
     connection.execute("FUNCTION", "LOAD", FUNCTIONS)
     connection.execute("SET", "a string", "")
-    with pytest.raises(Exception, match=error):
+    with pytest.raises(kind, match=words):
         connection.call_each("echo", ["a string"], [["first"], [argument], ["third"]])
     assert connection.execute("ECHO", "next") == b"next"
 

@@ -29,6 +29,7 @@ from penstock.learner.report.recorder import Recorder
 from penstock.learner.state.incarnations import claim_incarnation, read_nonce
 from penstock.learner.state.journal import Journal
 from penstock.runs import _opened
+from tests.helpers import needs_root
 
 NOBODY = 65534
 
@@ -168,7 +169,7 @@ except PermissionError:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@needs_root
 @pytest.mark.parametrize(
     ("octal", "same_group", "can_read"),
     [("077", True, False), ("027", True, True), ("027", False, False)],
@@ -193,7 +194,7 @@ def as_nobody() -> Iterator[None]:
     os.seteuid(0)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@needs_root
 def test_a_user_without_the_right_to_a_run_is_told_so(reachable, request, capfd):
     run = RunFolder(reachable / "runs" / "private")
     with umask("077"):

@@ -13,7 +13,7 @@ from penstock.common.broker.keys import GROUP, Keys
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.broker.work_stream import BEGINNING, Entry, WorkStream
 from penstock.common.config.redis_url import with_login
-from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable
+from penstock.common.errors import ConfigError, RunNotReady, RunTaken, ServerUnavailable, WrongType
 from penstock.common.monitor.snapshot import read_audit
 from penstock.common.wire.codec import decode
 from penstock.common.wire.ids import TicketId
@@ -187,7 +187,7 @@ def test_groups_handed_off_together_where_none_can_go_are_kept(run: Run) -> None
     finished = [group_of(entry) for entry in run.actor().take(2)]
     run.connection.execute("SET", run.keys.contract, "a string, where XADD must fail")
     before = run.contents()
-    with pytest.raises(Exception, match="WRONGTYPE"):
+    with pytest.raises(WrongType, match="WRONGTYPE"):
         run.actor().handoff_all(finished, run.keys.contract)
     assert run.contents() == before
     assert run.actor().handoff_all(finished, run.keys.rollouts) == [True, True]
@@ -198,7 +198,7 @@ def test_a_handoff_that_fails_in_the_middle_loses_no_group(run: Run) -> None:
     (entry,) = run.actor().take(1)
     run.connection.execute("SET", run.keys.contract, "a string, where XADD must fail")
     before = run.contents()
-    with pytest.raises(Exception, match="WRONGTYPE"):
+    with pytest.raises(WrongType, match="WRONGTYPE"):
         run.actor().handoff(entry, run.keys.contract, b"group")
     assert run.contents() == before
     assert run.actor().handoff(entry, run.keys.rollouts, b"group")

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import NIGHTLY
+
 _WANTED = (
     "install a Redis or Valkey with TLS, such as Debian's redis-server, or set PENSTOCK_TLS_SERVER to "
     "its program"
@@ -32,7 +34,7 @@ def find_tls_server() -> str:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         if "tls-cert-file" in answer.stdout + answer.stderr:
             return path
-    if os.environ.get("NIGHTLY") == "1":
+    if NIGHTLY:
         pytest.fail(f"no queue server with TLS on this machine: {_WANTED}")
     pytest.skip(f"no queue server with TLS on this machine: {_WANTED}")
 

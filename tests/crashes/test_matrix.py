@@ -29,7 +29,9 @@ def test_a_death_anywhere_changes_nothing(matrix, point):
 
 
 def test_the_table_has_every_place_that_a_run_passes(matrix):
+    assert matrix[0].keys() == {role for role, _ in points()}
     for role, passed in matrix[0].items():
+        assert passed
         assert set(passed) <= {place for at, place in points() if at == role}
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from tests.crashes.lines import ROOT, lines_of
 from tests.crashes.mutants import MUTANTS
+from tests.helpers import NIGHTLY
 
 pytestmark = pytest.mark.e2e  # a minute
 
 RULES = {1, 2, 5, 7, 9, 13}
 """The rules that matter most."""
 
-CHOSEN = [name for name in MUTANTS if MUTANTS[name].rule in RULES or os.environ.get("NIGHTLY") == "1"]
+CHOSEN = [name for name in MUTANTS if MUTANTS[name].rule in RULES or NIGHTLY]
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from penstock.learner.report.recorder import Recorder
 from penstock.learner.report.run_record import write_start
 from penstock.learner.state.journal import Journal
 from penstock.learner.streams.evaluation import Answer, Evaluated
+from tests.deploy.test_samples import ROW
 from tests.learner.builders import claim_next, make_settings
 
 HOSTILE = (
@@ -44,13 +45,6 @@ STEP = {
     "perf/tokens_per_s": 1500.0, "perf/learner/waiting_for_groups_s": 1.0,
     "perf/learner/waiting_for_groups_cpu_s": 0.1, "perf/learner/running_forward_s": 3.0,
     "perf/learner/running_forward_cpu_s": 2.0, "perf/actor/generating_s": 3.5,
-}  # fmt: skip
-ROW = {
-    "step": 1, "prompt": "1+1=", "completion": "2", "advantage": 0.5, "accuracy": 1.0, "reward": 1.0,
-    "ticket": "train:0", "index": 0, "state": "trained", "failure": "", "completion_length": 2,
-    "finish_reason": "stop", "staleness_mean": 0.0, "staleness_max": 0, "versions": "1.0:0-2",
-    "actors": "",
-    "solution": "2", "extra": "{}",
 }  # fmt: skip
 CHARTS = [
     "Reward by function", "Held-out questions", "Completion length", "Entropy", "Importance ratio",

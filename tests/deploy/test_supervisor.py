@@ -32,7 +32,7 @@ from penstock.deploy.devices import DevicePlan, Gpus
 from penstock.deploy.scaling.link import ScaleLink
 from penstock.deploy.supervisor import SERVER_STAGE, Limits, Supervisor
 from penstock.deploy.up import Up, _forget, queue_service, role_services
-from tests.helpers import wait_until, wait_until_written
+from tests.helpers import is_dead, wait_until, wait_until_written
 from tests.learner.builders import CONTRACT
 
 LIMITS = Limits(
@@ -181,7 +181,7 @@ def test_what_a_dead_child_left_behind_is_killed(shifts: list[Shift]) -> None:
     shift = begin(shifts, {"learner": STAYS, "actor": parent})
     orphan = int(shift.wait_for("actor.1", "orphan").text.split()[1])
     os.kill(shift.pid("actor.1"), signal.SIGKILL)
-    wait_until(lambda: not is_alive(orphan), "the orphan to be killed")
+    wait_until(lambda: is_dead(orphan), "the orphan to be killed")
 
 
 @pytest.mark.parametrize("code", [78, 65, 73, 81, 127])
@@ -421,13 +421,6 @@ def up(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]
     )
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_up_runs_a_procfile_with_a_server_and_the_files_variables(tmp_path: Path) -> None:
     (tmp_path / "Procfile").write_text(
         "learner: sh -c 'echo steps $LEARNER_MAX_STEPS seed $LEARNER_SEED; test -s $URL'\n"
@@ -596,7 +589,7 @@ def test_up_killed_with_9_leaves_nothing_running_and_can_be_started_again(tmp_pa
     process.kill()
     process.communicate(timeout=120)
     for pid in children:
-        wait_until(lambda pid=pid: not is_alive(pid), f"child {pid} to be killed")
+        wait_until(lambda pid=pid: is_dead(pid), f"child {pid} to be killed")
     procfile.write_text("learner: true\n")
     again = up(tmp_path)
     out, _ = again.communicate(timeout=120)

@@ -24,15 +24,12 @@ VICTIMS = ("actor.1", "rewarder.1", "learner.1", "queue.1")
 def run_with_kills(site: Site, every: int, timeout_s: float) -> dict[str, Any]:
     """Kill each victim in turn, `every` steps apart; the steps, exit code and verdict."""
     kills: dict[str, int] = {}
-    site.start()
-    try:
+    with site.start():
         for number, victim in enumerate(VICTIMS, 1):
             goal = number * every
             site.wait_for(lambda goal=goal: site.steps() >= goal, f"step {goal}", timeout_s)
             kills[victim] = site.kill(victim)
         code = site.wait(timeout_s)
-    finally:
-        site.stop()
     return {"kills_at_step": kills, "exit_code": code, **judge(site.run_folder)}
 
 

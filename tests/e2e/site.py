@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file
@@ -127,10 +127,17 @@ class Site:
         self.lines: list[str] = []
         self.process: subprocess.Popen[str] | None = None
 
-    def start(self, *arguments: str) -> None:
-        """Start `penstock up`; its lines are collected."""
+    def start(self, *arguments: str) -> Self:
+        """Start `penstock up`; its lines are collected. In a `with` it is stopped at the end."""
         self.process = self.launch(["up", "--procfile", str(self.folder / "Procfile"), *arguments])
         threading.Thread(target=self._collect, daemon=True).start()
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def launch(self, arguments: list[str]) -> subprocess.Popen[str]:
         """Start the command `penstock`; its output is a pipe."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,10 @@ from transformers import AutoModelForCausalLM
 from penstock.common.wire.messages import ADAPTER_FILE
 from tests.e2e.adapter import compare
 from tests.e2e.site import REAL_PROCFILE, Site
+from tests.helpers import nightly
 from tests.judge import judge
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.engine,
-    pytest.mark.skipif(os.environ.get("NIGHTLY") != "1", reason="a minute: NIGHTLY=1"),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, nightly]
 
 STEPS = 8
 
@@ -29,13 +25,10 @@ def test_a_run_with_lora_publishes_adapters_alone(tmp_path: Path) -> None:
         LEARNER_SAVE_BEST_MODEL="true", LEARNER_SAVE_STEPS="2", LEARNER_EVAL_STEPS="4", RUN_LEASE_S="10",
         ACTOR_KV_CACHE_GIB="0.25", LEARNER_MAX_STALENESS="0",
     )  # fmt: skip
-    site.start()
-    try:
+    with site.start():
         site.wait_for(lambda: site.steps() >= 3, "step 3")
         site.kill("learner.1")
         assert site.wait(600) == 0, "\n".join(site.lines[-60:])
-    finally:
-        site.stop()
     verdict = judge(site.run_folder)
     assert (verdict["faults"], verdict["steps"]) == ([], STEPS)
     versions = sorted((site.run_folder / "versions").iterdir())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +12,10 @@ from penstock.common.wire.codec import decode
 from penstock.common.wire.messages import ScoredGroup
 from tests.e2e.forked import ForkedSite
 from tests.e2e.site import AGENTS, FAKE_PROCFILE, REAL_PROCFILE, ROOT, Site
+from tests.helpers import nightly
 from tests.judge import judge, read_records
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(
-        os.environ.get("NIGHTLY") != "1", reason="whole runs, half a minute of a core each"
-    ),
-]
+pytestmark = [pytest.mark.e2e, nightly]
 
 EXAMPLE = ROOT / "deploy" / "environments" / "agent.py"
 
@@ -33,13 +28,10 @@ def test_the_example_agent_trains_and_survives_a_kill_of_its_actor(tmp_path: Pat
         LEARNER_MAX_PROMPT_LENGTH="20", LEARNER_MAX_COMPLETION_LENGTH="90", FAKE_TOKEN_DELAY_S="0.02",
         LEARNER_NUM_GENERATIONS="2", LEARNER_GROUPS_PER_STEP="2", LEARNER_EVAL_DATASET="",
     )  # fmt: skip
-    site.start()
-    try:
+    with site.start():
         site.wait_for(lambda: site.steps() >= 1, "step 1")
         site.kill("actor.1")
         assert site.wait(600) == 0, "\n".join(site.lines[-40:])
-    finally:
-        site.stop()
     verdict = judge(site.run_folder)
     assert verdict["faults"] == []
     assert verdict["states"]["trained"] == 3 * 2
@@ -66,11 +58,8 @@ def test_the_tokens_of_an_agent_on_real_vllm_are_those_that_the_trainer_scores(t
         tmp_path, REAL_PROCFILE, talks=True, **AGENTS, LEARNER_MAX_STEPS="4", LEARNER_MAX_STALENESS="0",
         LEARNER_NUM_GENERATIONS="8", LEARNER_LEARNING_RATE="1e-3",
     )  # fmt: skip
-    site.start()
-    try:
+    with site.start():
         assert site.wait(600) == 0, "\n".join(site.lines[-40:])
-    finally:
-        site.stop()
     assert judge(site.run_folder)["faults"] == []
     rows = [json.loads(line) for line in (site.run_folder / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 4

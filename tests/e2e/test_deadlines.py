@@ -83,14 +83,11 @@ def test_the_run_ends_within_its_limit_and_says_who_was_waited_for(name: str, tm
         tmp_path, case.procfile, RUN_PROGRESS_TIMEOUT_S=str(LIMIT_S), RUN_LEASE_S="2",
         LEARNER_EVAL_DATASET="", LEARNER_MAX_STEPS="1000", FAKE_TOKEN_DELAY_S="0.02", **case.variables,
     )  # fmt: skip
-    site.start()
-    try:
+    with site.start():
         if case.is_stopped:
             site.wait_for(lambda: site.steps() >= 1, "a step")
             os.kill(site.pid_of(case.culprit), signal.SIGSTOP)
         assert site.wait(600) == case.code, "\n".join(site.lines[-40:])
-    finally:
-        site.stop()
     said = [line for line in site.lines if case.words[0] in line]
     assert said, "\n".join(site.lines[-40:])
     pid = site.pid_of(case.culprit)

@@ -5,7 +5,6 @@ NIGHTLY=1 python -m pytest tests/e2e/test_demo_screen.py
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
@@ -13,12 +12,9 @@ import pytest
 
 from tests.e2e.site import REAL_PROCFILE
 from tests.e2e.terminal import TerminalSite
+from tests.helpers import nightly
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.engine,
-    pytest.mark.skipif(os.environ.get("NIGHTLY") != "1", reason="the demo takes minutes: NIGHTLY=1"),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, nightly]
 
 LIMIT_S = 1200
 
@@ -36,13 +32,11 @@ def test_the_demos_screen_fits_and_goes_on_to_its_report(tmp_path: Path) -> None
     site.process = site.launch(["demo", "--steps", "12", "--dir", str(tmp_path / "demo")])
     threading.Thread(target=site._collect, daemon=True).start()
     words = ("reward", "held-out", "the limit", "groups", "actor-", "rewarder-", "tokens/s", "Step ")
-    try:
+    with site:
         site.wait_for(lambda: shows(site, *words), "the screen of 100 columns", LIMIT_S)
         site.resize(80, 24)
         site.wait_for(lambda: shows(site, *words), "the screen of 80 columns", LIMIT_S)
         assert site.wait(LIMIT_S) == 0
-    finally:
-        site.stop()
     assert b"\x1b[?1049l" in site.written
     text = site.written.rpartition(b"\x1b[?1049l")[2].decode()
     assert "held-out" in text.lower()

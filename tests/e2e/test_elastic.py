@@ -24,12 +24,11 @@ from tests.chaos.tokens import read_diary
 from tests.e2e.forked import Forked, ForkedSite
 from tests.e2e.site import FAKE_PROCFILE, ROOT, Site
 from tests.e2e.test_two_hosts import FAKE, LEARNER, Hosts, hosts
-from tests.helpers import wait_until
+from tests.helpers import NIGHTLY, nightly, wait_until
 from tests.judge import judge
 
 __all__ = ["hosts"]
 
-NIGHTLY = "NIGHTLY" in os.environ
 URL = f"redis://:secret@{LEARNER}:6399"
 MEASURED_S = 45
 VARIABLES = {
@@ -144,11 +143,9 @@ def test_actors_come_and_go_in_one_run_and_nothing_is_lost(
         site.start("--listen", f"{LEARNER}:6399")
         fleet = Fleet(site)
         by_hand = lambda: other.start_worker(URL, FAKE)  # noqa: E731
-    try:
+    with site:
         alone, together = come_and_go(fleet, by_hand, host == "namespace")
         audit = read_audit(fleet.connection, "e2e")
-    finally:
-        site.stop()
     assert not audit.faults
     faults = judge(site.run_folder)["faults"]  # a run that was stopped has no end, and open tickets
     assert [one for one in faults if "never ended" not in one and "no end record" not in one] == []
@@ -160,7 +157,7 @@ def test_actors_come_and_go_in_one_run_and_nothing_is_lost(
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(not NIGHTLY, reason="each number of actors is measured for a while: NIGHTLY=1")
+@nightly
 def test_autoscale_adds_actors_while_the_learner_waits(tmp_path: Path) -> None:
     site = ForkedSite(tmp_path, FAKE_PROCFILE, **VARIABLES | {"LEARNER_MAX_STALENESS": "2"})
     site.start()

@@ -18,11 +18,8 @@ def test_a_run_that_loses_every_20th_reply_ends_as_any_other(tmp_path, private_s
             tmp_path, FAKE_PROCFILE, REDIS_URL=network.url, LEARNER_MAX_STEPS="20",
             RUN_MAX_ATTEMPTS="8", FAKE_TOKEN_DELAY_S="0.01",
         )  # fmt: skip
-        site.start()
-        try:
+        with site.start():
             assert site.wait(600) == 0, "\n".join(site.lines[-40:])
-        finally:
-            site.stop()
     assert network.lost >= 50
     verdict = judge(site.run_folder)
     assert verdict["faults"] == []
@@ -63,8 +60,7 @@ def test_a_run_whose_server_refuses_for_a_while_ends_as_any_other(tmp_path, priv
             RUN_MAX_ATTEMPTS="9", FAKE_TOKEN_DELAY_S="0.05", LEARNER_REWARDS=f"{reward}:slow",
             LEARNER_EVAL_DATASET="", REWARDER_WORKERS="4",
         )  # fmt: skip
-        site.start()
-        try:
+        with site.start():
             site.wait_for(lambda: site.steps() >= 1, "a first step")
             for patterns in THREADS + LOOPS:
                 for refusal in REFUSALS:
@@ -75,8 +71,6 @@ def test_a_run_whose_server_refuses_for_a_while_ends_as_any_other(tmp_path, priv
             assert not any("exit code" in line for line in site.lines)
             network.answer(b"penstock_4_outcomes", reply=STRANGE)
             assert site.wait(600) == 0, "\n".join(site.lines[-40:])
-        finally:
-            site.stop()
     assert network.unanswered == []
     assert sum("STRANGE" in line for line in site.lines) >= 4
     verdict = judge(site.run_folder)

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.site import FAKE_PROCFILE, Site
-from tests.helpers import wait_until
+from tests.helpers import NIGHTLY, wait_until
 
 PYTHON = os.environ.get("PENSTOCK_OPENENV", "")
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("NIGHTLY") != "1" or not PYTHON,
+    not NIGHTLY or not PYTHON,
     reason="needs a Python with openenv-core in PENSTOCK_OPENENV, and NIGHTLY=1",
 )
 
@@ -55,11 +55,8 @@ def test_an_openenv_server_trains(tmp_path: Path, address: str) -> None:
         LEARNER_ENVIRONMENT=f"{words}:Words", LEARNER_REWARDS="environment", LEARNER_MAX_STEPS="4",
         LEARNER_MAX_PROMPT_LENGTH="60", LEARNER_MAX_COMPLETION_LENGTH="64",
     )  # fmt: skip
-    site.start()
-    try:
+    with site.start():
         assert site.wait(600) == 0
-    finally:
-        site.stop()
     assert site.steps() == 4
     assert site.moved() > 0
     rows = [json.loads(line) for line in (site.run_folder / "metrics.jsonl").read_text().splitlines()]

@@ -61,13 +61,10 @@ def test_a_prompt_that_kills_the_engine_takes_none_of_the_64_others_along(tmp_pa
         FAKE_POISON=str(LETTERS.index("a")), FAKE_MISBEHAVIOUR="exit",
     )  # fmt: skip
     poison(tmp_path / "train.jsonl", f"train:{OTHERS}")
-    site.start()
-    try:
+    with site.start():
         site.wait_for(lambda: any("exit code 137" in line for line in site.lines), "the engine's end")
         assert most_held(site) > OTHERS  # nothing is reclaimed before a lease has run out
         assert site.wait(600) == 0, "\n".join(site.lines[-40:])
-    finally:
-        site.stop()
     verdict = judge(site.run_folder)
     assert verdict["faults"] == []
     assert verdict["states"] == {"trained": 2 * PER_STEP, "dead": 1}

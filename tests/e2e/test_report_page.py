@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import os
 import shutil
 import subprocess
 import threading
@@ -13,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.test_report import make_run, report
+from tests.helpers import NIGHTLY
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(
-        CHROMIUM is None or "NIGHTLY" not in os.environ, reason="at night, with chromium installed"
-    ),
+    pytest.mark.skipif(CHROMIUM is None or not NIGHTLY, reason="at night, with chromium installed"),
 ]
 
 

@@ -19,13 +19,10 @@ from penstock.common.config.redis_url import parse_url
 from penstock.deploy.demo.base_model import make_base_model
 from penstock.deploy.demo.task import write_task
 from tests.common.tls_server import make_certificates, tls_server, url_of
+from tests.helpers import nightly
 from tests.judge import judge
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.engine,
-    pytest.mark.skipif(os.environ.get("NIGHTLY") != "1", reason="the demo takes minutes: NIGHTLY=1"),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, nightly]
 
 SEED, STEPS = 5, 10
 LIMIT_S = 1500

@@ -17,14 +17,14 @@ from tests.e2e.aof import added, read_file
 from tests.e2e.forked import ForkedSite
 from tests.e2e.site import FAKE_PROCFILE
 from tests.e2e.slow_disk import build_slow_disk
-from tests.helpers import is_dead, wait_until
+from tests.helpers import NIGHTLY, is_dead, wait_until
 from tests.judge import judge, read_records
 
 pytestmark = pytest.mark.e2e
 
 
 def test_kills_of_a_server_on_a_slow_disk_that_lost_what_it_had_acknowledged(tmp_path):
-    kills, steps = (20, 30) if os.environ.get("NIGHTLY") == "1" else (8, 14)
+    kills, steps = (20, 30) if NIGHTLY else (8, 14)
     floors = Floors(kills=kills, server=kills, learner=0, groups=12 * steps, updates=steps)
     plan = Plan({SERVER: kills + 6}, steps=steps, limit_s=900, floors=floors)
     site = tmp_path / "site"
@@ -41,11 +41,8 @@ def test_after_the_servers_folder_is_gone_exactly_the_tickets_in_flight_are_issu
     kill_all(site)
     before, ended = issued(site), ended_in_journal(site)
     shutil.rmtree(site.run_folder / "queue")
-    site.start()
-    try:
+    with site.start():
         assert site.wait(600) == 0, "\n".join(site.lines[-40:])
-    finally:
-        site.stop()
     after = issued(site)
     assert len(ended) >= 40
     assert before - ended

@@ -23,14 +23,11 @@ def test_nothing_is_sampled_while_the_learner_uses_the_device_also_after_kills(t
         LEARNER_EVAL_STEPS="3", FAKE_TOKEN_DELAY_S="0.02",
         FAKE_DEVICE=str(tmp_path / "runs/e2e/device" / f"{socket.gethostname()}.device"),
     )  # fmt: skip
-    site.start("--actors", "2")
-    try:
+    with site.start("--actors", "2"):
         for child, step in (("actor.1", 1), ("learner", 3), ("actor.2", 5)):
             site.wait_for(lambda: site.steps() >= step, f"step {step}")  # noqa: B023
             site.kill(child)
         assert site.wait(240) == 0, site.lines[-20:]
-    finally:
-        site.stop()
     assert judge(site.run_folder)["faults"] == []
     assert site.steps() == STEPS
     assert not re.search("EngineFailed|BlockingIOError", "\n".join(site.lines))

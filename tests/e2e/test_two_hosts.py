@@ -21,6 +21,7 @@ import pytest
 
 from penstock.learner.state.versions import KEEP
 from tests.e2e.site import ROOT, Site
+from tests.helpers import NIGHTLY
 from tests.judge import judge
 
 OTHER_USER = 65534
@@ -124,7 +125,7 @@ FAKE, REAL = "tests.actors.fake_actor", "penstock.actors"
     ("actor", "way"),
     [
         *((FAKE, way) for way in ("http", "store", "queue")),
-        *((REAL, way) for way in ("http", "queue") if "NIGHTLY" in os.environ),
+        *((REAL, way) for way in ("http", "queue") if NIGHTLY),
     ],
 )
 def test_roles_join_and_train_with_the_queue_servers_address_alone(

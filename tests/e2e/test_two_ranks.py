@@ -18,13 +18,11 @@ import pytest
 from penstock.common.errors import ConfigError
 from penstock.learner.replay import replay
 from tests.e2e.site import Site
+from tests.helpers import NIGHTLY, nightly
 from tests.judge import judge
 
 pytestmark = pytest.mark.e2e
 
-NIGHTLY = os.environ.get("NIGHTLY") == "1"
-
-nightly = pytest.mark.skipif(not NIGHTLY, reason="minutes: NIGHTLY=1")
 
 LEARNER = "learner: python -m penstock.learner.torchrun --standalone --nproc-per-node 2\n"
 REAL = LEARNER + "actor: actor\nrewarder: rewarder\n"
@@ -91,8 +89,7 @@ def test_a_killed_launcher_follower_or_leader_costs_nothing(procfile, stage, tmp
         tmp_path, procfile, LEARNER_MAX_STEPS=str(steps), LEARNER_ZERO_STAGE=stage, RUN_LEASE_S="10",
         ACTOR_KV_CACHE_GIB="0.25",
     )  # fmt: skip
-    site.start()
-    try:
+    with site.start():
         site.wait_for(lambda: site.steps() >= 5, "step 5")
         if NIGHTLY:
             site.kill("learner.1")
@@ -101,8 +98,6 @@ def test_a_killed_launcher_follower_or_leader_costs_nothing(procfile, stage, tmp
             site.wait_for(lambda: has_trained(site, 3), "the third learner")
         os.kill(ranks_of(site)[0], signal.SIGKILL)
         assert site.wait(600) == 0, "\n".join(site.lines[-60:])
-    finally:
-        site.stop()
     check(site, steps, learners)
     other = replay(site.run_folder, tmp_path / "other", {"learning_rate": "1e-3", "loss_type": "grpo"})
     assert other.steps == steps

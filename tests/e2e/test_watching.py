@@ -70,8 +70,7 @@ def test_the_screen_and_the_watch_name_what_stops_a_run(tmp_path: Path) -> None:
             RUN_LEASE_S="10", FAKE_TOKEN_DELAY_S="0.1", RUN_DISK_TIMEOUT_S="600",
         )  # fmt: skip
         site.run_folder = disk.folder / "e2e"
-        site.start()
-        try:
+        with site.start():
             site.wait_for(lambda: site.steps() >= 3, "three steps")
             watching = Watching(site)
 
@@ -104,8 +103,6 @@ def test_the_screen_and_the_watch_name_what_stops_a_run(tmp_path: Path) -> None:
             gone = "Waiting for the queue server"  # it leaves right after the learner
             wait_until(lambda: gone in watching.last["limit"], gone, WITHIN_S)
             watching.end()
-        finally:
-            site.stop()
     assert b"\x1b[?1049h" in site.written  # the screen of its own, and back from it
     assert b"\x1b[?1049l" in site.written
     assert any("after" in line for line in site.shown()), "\n".join(site.shown())
@@ -117,8 +114,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
         tmp_path, FAKE_PROCFILE, 80, 24, LEARNER_EVAL_DATASET="", FAKE_TOKEN_DELAY_S="1000"
     )
     log = site.run_folder / "logs" / "actor.1.log"
-    site.start()
-    try:
+    with site.start():
         site.wait_for(lambda: log.is_file() and " joined run" in log.read_text(), "the actor")
         site.wait_for(lambda: re.search(r"1 actor \([1-9]", " ".join(site.shown())), "its tickets")
         pids = [pid_of(site, role) for role in ("learner", "actor", "rewarder")]
@@ -126,8 +122,6 @@ def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
         site.wait_for(lambda: any("topping" in line for line in site.shown()), "that it stops")
         os.kill(site.process.pid, signal.SIGINT)
         site.wait(WITHIN_S)
-    finally:
-        site.stop()
     assert "Killed by SIGKILL" in log.read_text()
     assert not any(map(psutil.pid_exists, pids))
     assert b"\x1b[?1049l" in site.written  # the terminal is as it was

@@ -18,6 +18,7 @@ from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
 from penstock.learner.data.chat_formats import resolve_format
 from penstock.learner.data.templates import Template
 from tests.actors.test_known_formats import TOOL, save_formats_tokenizer
+from tests.helpers import NIGHTLY
 from tests.learner.builders import make_settings
 
 LIKE_QWEN3 = (
@@ -83,7 +84,7 @@ def test_a_run_without_episodes_has_no_chat_in_its_contract(model: Path) -> None
 
 
 @pytest.mark.skipif(
-    os.environ.get("NIGHTLY") != "1" or "PENSTOCK_REWARD_PACKAGES" not in os.environ,
+    not NIGHTLY or "PENSTOCK_REWARD_PACKAGES" not in os.environ,
     reason="needs TRL, which has models' templates, in PENSTOCK_REWARD_PACKAGES, and NIGHTLY=1",
 )
 @pytest.mark.parametrize("tools", [[], [TOOL]], ids=["no tools", "a tool"])

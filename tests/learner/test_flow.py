@@ -43,6 +43,7 @@ from penstock.learner.streams.ticket_flow import TicketFlow
 from tests.common.builders import weights_hash
 from tests.helpers import wait_until
 from tests.learner.builders import claim_next, make_group, make_plan, make_settings
+from tests.learner.whole import Killed
 
 
 class Bench:
@@ -658,10 +659,6 @@ def test_no_ticket_goes_out_while_an_evaluation_holds_the_next_version_back(benc
     bench.publish(1)
     assert bench.flow.evaluator.take_ended()
     assert bench.ledger.train_open == 0
-
-
-class Killed(BaseException):
-    """What kill -9 is in a test."""
 
 
 def kill(*_args, **_fields):

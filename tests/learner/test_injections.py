@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from penstock.common.broker.run_view import RunView
 from penstock.common.errors import ConfigError, PenstockError, RunTaken, WrongType
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.messages import ScoredGroup
-from tests.helpers import AclUsers
+from tests.helpers import NIGHTLY, AclUsers
 from tests.learner.injected_run import KEYS, RUN, InjectedRun, Stage, honest
 from tests.learner.injections import INJECTIONS
 
@@ -40,7 +39,7 @@ def is_due(name: str, user: str) -> bool:
     """Whether to make a case: of two workers' users who can do the same one, or both with NIGHTLY=1."""
     actor, rewarder, _ = ROWS[name]
     spared = USERS[list(ROWS).index(name) % 2]
-    return actor != rewarder or user != spared or os.environ.get("NIGHTLY") == "1"
+    return actor != rewarder or user != spared or NIGHTLY
 
 
 TAKEN = [case for case in CASES if case[2] != "refused" and is_due(case[0], case[1])]

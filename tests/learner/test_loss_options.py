@@ -25,6 +25,7 @@ from penstock.learner.algorithm.loss import (
     policy_loss,
 )
 from penstock.learner.data.plan import make_plan
+from tests.helpers import NIGHTLY
 from tests.learner import slow
 from tests.learner.test_loss import PLAIN, assert_equals_slow, at, one_sequence, prepared
 from tests.learner.trained import make_batch, make_policy, weights_of
@@ -71,9 +72,7 @@ def test_losses_and_gradients_equal_trls(case):
     assert gradient.tolist() == pytest.approx(case["gradient"], abs=1e-7)
 
 
-@pytest.mark.skipif(
-    os.environ.get("NIGHTLY") != "1" or not PACKAGES, reason="needs TRL in PENSTOCK_REWARD_PACKAGES"
-)
+@pytest.mark.skipif(not NIGHTLY or not PACKAGES, reason="needs TRL in PENSTOCK_REWARD_PACKAGES")
 def test_the_record_is_what_trl_computes():
     program = "import json; from tests.learner.trl_losses import recorded; print(json.dumps(recorded()))"
     root = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.site import ROOT, Site
-from tests.helpers import is_dead, wait_until
+from tests.helpers import NIGHTLY, is_dead, wait_until
 from tests.traps import NAMES, trap_folders
 
 SCRIPTS = ("learner", "actor", "rewarder", "queues", "penstock")
@@ -107,7 +107,6 @@ def pip(arguments: list[str]) -> None:
 
 
 # All other tests run in the editable installation.
-NIGHTLY = os.environ.get("NIGHTLY") == "1"
 
 
 @pytest.fixture(scope="module", params=["wheel", *["editable"] * NIGHTLY])
@@ -166,16 +165,13 @@ def test_a_run_and_a_kill_among_the_traps(installation: Installation, tmp_path: 
         PYTHONPATH=os.pathsep.join([str(path), str(fakes)]),
     )  # fmt: skip
     site.command, site.cwd = [str(installation.programs / "penstock")], here
-    site.start()
-    try:
+    with site.start():
         site.wait_for(lambda: site.steps() >= 1, "the first step", 240)
         (child,) = (int(path.name) for path in children.iterdir())
         assert not is_dead(child)
         site.kill("actor.1")
         wait_until(lambda: is_dead(child), "the guard to kill the actor's child", 20)
         assert site.wait(240) == 0, "\n".join(site.lines[-40:])
-    finally:
-        site.stop()
     assert site.steps() == 3
     assert '"rewards/own/mean": 0.25' in (site.run_folder / "metrics.jsonl").read_text()
     assert "a trap was imported" not in "\n".join(site.lines)

@@ -22,11 +22,10 @@ from penstock.deploy.demo.base_model import make_base_model
 from penstock.deploy.demo.task import write_task
 from penstock.learner.__main__ import Learner
 from penstock.rewarders.__main__ import Rewarder
-from tests.helpers import wait_until
+from tests.helpers import nightly, wait_until
 from tests.packaging.pages import BESIDE_THE_TEST, DOCS, ROOT, Block, blocks, faults_of, links, pages
 
 EXECUTED = [ROOT / "README.md", DOCS / "tutorial.md"]
-NIGHTLY = os.environ.get("NIGHTLY") == "1"
 COMMANDS: dict[str, type[Command]] = {
     "penstock": Penstock,
     "queues": Queues,
@@ -142,7 +141,7 @@ def clone(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.skipif(not NIGHTLY, reason="minutes, with vLLM: at night")
+@nightly
 @pytest.mark.e2e
 @pytest.mark.engine
 @pytest.mark.parametrize("page", EXECUTED, ids=lambda page: page.name)

@@ -16,15 +16,12 @@ import pytest
 
 from penstock.common.broker.server_binary import find_binary
 from tests.e2e.site import FAKE_PROCFILE, ROOT, Site
-from tests.helpers import free_port, wait_until
+from tests.helpers import free_port, nightly, wait_until
 from tests.judge import judge
 from tests.platforms.checks import BIN, DEPLOY
 from tests.platforms.test_containers import COMPOSE, services
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif("NIGHTLY" not in os.environ, reason="NIGHTLY=1 runs it"),
-]
+pytestmark = [pytest.mark.e2e, nightly]
 STEPS = 6
 
 

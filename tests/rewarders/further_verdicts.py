@@ -398,16 +398,6 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
 }  # fmt: skip
 
 
-def forms(kind: str) -> list[tuple[str, str, bool]]:
-    """Return the gold, answer and verdict of each form of a kind."""
-    return [
-        (gold, answer, equal)
-        for gold, right, wrong in KINDS[kind]
-        for answers, equal in ((right, True), (wrong, False))
-        for answer in answers.split(" | ")
-    ]
-
-
 FAILURES: dict[tuple[str, str], str] = {
     ("A, C", "AC"): "letters beside each other are a product",
     ("100,200", "200, 100"): "a comma before three digits parts thousands",

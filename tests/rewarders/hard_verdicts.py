@@ -183,13 +183,3 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
         ("18", r"\boxed{\color{red}{18}} ~ \boxed{\underline{18}} ~ \boxed{\bf 18} ~ 18</s> ~ \boxed{\textcolor{red}{18}}", r"\boxed{\color{red}{81}}"),
     ],
 }  # fmt: skip
-
-
-def forms(kind: str) -> list[tuple[str, str, bool]]:
-    """Return the gold, answer and verdict of each form of a kind."""
-    return [
-        (gold, answer, equal)
-        for gold, right, wrong in KINDS[kind]
-        for answers, equal in ((right, True), (wrong, False))
-        for answer in answers.split(" ~ ")
-    ]

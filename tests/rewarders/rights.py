@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,14 @@ def start(column: str, command: list[str], **options: Any) -> subprocess.Popen[s
     if column == "ordinary user" and os.geteuid() == 0:
         options |= {"user": ORDINARY, "group": ORDINARY, "extra_groups": []}
     if column == "Docker's mask":
-        options["preexec_fn"] = _keep_dockers_capabilities
+        options["preexec_fn"] = partial(keep_capabilities, DOCKER_MASK)
     return subprocess.Popen(command, text=True, errors="replace", start_new_session=True, **options)
 
 
-def _keep_dockers_capabilities() -> None:
-    """Take the other capabilities out of the bounding set; the exec that follows takes the rest."""
+def keep_capabilities(mask: int) -> None:
+    """Take those not in `mask` out of the bounding set; the exec that follows takes the rest."""
     for number in range(64):
-        if not DOCKER_MASK >> number & 1:
+        if not mask >> number & 1:
             ctypes.CDLL(None).prctl(_DROP, number, 0, 0, 0)
 
 

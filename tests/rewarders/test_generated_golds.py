@@ -5,7 +5,6 @@ NIGHTLY=1 has 5,000 golds and 20,000 pairs.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -17,10 +16,10 @@ from benchmarks.golds import WRAPPINGS
 from penstock.common.config.settings import RewarderSettings
 from penstock.rewarders.rewards.accuracy import accuracy
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
+from tests.helpers import NIGHTLY
 from tests.rewarders.stand_ins import reward
 from tests.rewarders.test_pool import arguments
 
-NIGHTLY = os.environ.get("NIGHTLY") == "1"
 GOLDS = 5000 if NIGHTLY else 3 * len(KINDS)
 PAIRS = 20_000 if NIGHTLY else 200
 WRAPS = [WRAPPINGS[name] for name in ("boxed", "<answer> tight", "after ####")]
@@ -79,15 +78,21 @@ def verdict(pool: ScoringPool, gold: str, answer: str) -> object:
         return str(error)
 
 
-@settings(max_examples=PAIRS, deadline=None, suppress_health_check=list(HealthCheck))
-@given(one=TEXTS, other=TEXTS)
-@example(one="x = 5", other="y = 5")
-@example(one=r"\sqrt{2x}", other=r"\sqrt{2}x")
-@example(one=r"\frac{1}{2x}", other=r"\frac{12}{x}")
-def test_verdicts_are_symmetric_and_always_there(pool: ScoringPool, one: str, other: str) -> None:
+def test_verdicts_are_symmetric_and_always_there(pool: ScoringPool) -> None:
     """In the sandbox, as in a run: sympy's simplification of large powers has no other limit."""
-    forth, back = verdict(pool, one, other), verdict(pool, other, one)
-    for found in (forth, back):
-        assert found in (None, 0.0, 1.0) or "took more than" in str(found) or "memory" in str(found)
-    if {forth, back} <= {0.0, 1.0}:
-        assert forth == back
+    decided = []
+
+    @settings(max_examples=PAIRS, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(one=TEXTS, other=TEXTS)
+    @example(one="x = 5", other="y = 5")
+    @example(one=r"\sqrt{2x}", other=r"\sqrt{2}x")
+    @example(one=r"\frac{1}{2x}", other=r"\frac{12}{x}")
+    def compare(one: str, other: str) -> None:
+        forth, back = verdict(pool, one, other), verdict(pool, other, one)
+        for found in (forth, back):
+            assert found in (None, 0.0, 1.0) or "took more than" in str(found) or "memory" in str(found)
+        decided.append({forth, back} <= {0.0, 1.0})
+        assert not decided[-1] or forth == back
+
+    compare()
+    assert sum(decided) > PAIRS / 2

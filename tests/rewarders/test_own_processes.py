@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,14 +20,14 @@ from penstock.common.sandbox.sources import imports_of
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.reward_process import scores_of
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
+from tests.helpers import needs_root
+from tests.rewarders.rights import DOCKER_MASK, keep_capabilities, own_capabilities
 from tests.rewarders.test_pool import arguments
 
 ROOT = Path(__file__).parents[2]
 NOT_CHECKING = "from typing import TYPE_CHECKING\nif not TYPE_CHECKING:"
-DOCKER_MASK = 0xA80425FB
-SETUID = 1 << 7
+SETUID, SYS_ADMIN = 1 << 7, 1 << 21
 OVERLONG = {"soft_max_length": 8, "soft_cache_length": 4}
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +380,7 @@ def test_files_in_shared_memory_do_not_stay(pool: ScoringPool, tmp_path: Path) -
         "    open('/dev/shm/left-by-a-test', 'w').write('x')\n    return [float(before)]"
     )
     spec = own(tmp_path, code)
-    if os.geteuid() != 0:
+    if not own_capabilities() & SYS_ADMIN:
         pytest.skip("/dev/shm is shared where namespaces are not allowed")
     assert [score(pool, spec) for _ in range(2)] == [(0.0,), (0.0,)]
     assert not Path("/dev/shm/left-by-a-test").exists()
@@ -440,12 +440,6 @@ def test_the_parent_checks_every_answer_itself(sent: object) -> None:
 
 def run_with(mask: int, output: Path) -> subprocess.CompletedProcess[str]:
     """Start a pool in a process whose root has only these capabilities, and whose output is a file."""
-
-    def keep() -> None:
-        for number in range(64):
-            if not mask >> number & 1:
-                ctypes.CDLL(None).prctl(24, number, 0, 0, 0)  # PR_CAPBSET_DROP
-
     code = (
         "from penstock.common.config.settings import RewarderSettings\n"
         "from penstock.rewarders.scoring_pool import RewardSpec, ScoringPool\n"
@@ -456,7 +450,7 @@ def run_with(mask: int, output: Path) -> subprocess.CompletedProcess[str]:
     with output.open("w") as file:
         return subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, stdout=file, stderr=file, check=False,
-            preexec_fn=keep, timeout=300,
+            preexec_fn=partial(keep_capabilities, mask), timeout=300,
         )  # fmt: skip
 
 

@@ -17,11 +17,12 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import RewarderSettings
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.rewarders.scoring_pool import ScoringPool
+from tests.helpers import NIGHTLY
 
 FOLDER = Path(os.environ.get("PENSTOCK_REWARD_PACKAGES", "")).absolute()
 VERL = FOLDER / "verl/utils/reward_score"
 needed = pytest.mark.skipif(
-    os.environ.get("NIGHTLY") != "1" or "PENSTOCK_REWARD_PACKAGES" not in os.environ,
+    not NIGHTLY or "PENSTOCK_REWARD_PACKAGES" not in os.environ,
     reason="needs TRL, ms-swift and verl in PENSTOCK_REWARD_PACKAGES, and NIGHTLY=1",
 )
 

@@ -7,7 +7,6 @@ import os
 import pwd
 import resource
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -26,7 +25,7 @@ from penstock.common.sandbox.starter import Starter
 from penstock.common.sandbox.user import unused_id
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool, _file_of
-from tests.helpers import wait_until
+from tests.helpers import is_dead, needs_root, wait_until
 from tests.rewarders.stand_ins import reward
 
 MakePool = Callable[..., ScoringPool]
@@ -132,7 +131,7 @@ def test_a_tower_of_powers_is_a_failure_and_not_a_zero(make_pool: MakePool) -> N
     assert score(pool, "accuracy", "5", solution="5") == (1.0,)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@needs_root
 def test_no_process_of_the_same_user_changes_the_limits_of_a_scoring_process(pool: ScoringPool) -> None:
     user = pwd.getpwnam("nobody")
     assert score(pool, "length_in_letters", "a") == (1.0,)  # built-in code has a process already
@@ -188,7 +187,7 @@ def test_an_idle_process_may_be_killed(
     killed = victims() - others
     for process in killed:
         process.kill()
-    wait_until(lambda: all(map(has_ended, killed)), "the end of the processes")
+    wait_until(lambda: all(is_dead(one.pid) for one in killed), "the end of the processes")
     assert killed
     with structlog.testing.capture_logs() as logs:
         assert score(pool, name, "5", solution="5") == before
@@ -215,23 +214,19 @@ def test_a_check_whose_process_is_killed_once_is_made_again(
     assert pool.check(reward("length_in_letters")) == ""
 
 
-def has_ended(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def test_a_polite_signal_to_the_process_group_does_not_spoil_a_scoring(make_pool: MakePool) -> None:
+def test_a_polite_signal_to_the_process_group_does_not_spoil_a_scoring(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
     others = scoring_processes()
-    pool = make_pool()
+    pool = make_pool(user="")
     score(pool, "length_in_letters", "a")
     started = scoring_processes() - others
     with ThreadPoolExecutor() as threads:
-        scoring = threads.submit(score, pool, "slow", "abc")
-        time.sleep(0.1)
+        scoring = threads.submit(score, pool, "wait_for_files", "abc", folder=str(tmp_path), count=2)
+        wait_until(lambda: list(tmp_path.iterdir()), "the start of the scoring")
         for process in started | below(started):
             process.send_signal(signal.SIGTERM)
+        (tmp_path / "end").touch()
         assert scoring.result() == (3.0,)
 
 
@@ -251,10 +246,9 @@ def test_no_process_is_left_behind(make_pool: MakePool) -> None:
     )
 
 
+@needs_root
 def test_a_fork_bomb_is_contained(pool: ScoringPool) -> None:
     """Root would not be held by a limit of processes: the scoring process is somebody else."""
-    if os.geteuid() != 0:
-        pytest.skip("the limit counts all processes of this user")
     with pytest.raises(ScoringFailed, match=r"BlockingIOError"):
         score(pool, "fork_bomb", "a")
     wait_until(lambda: len(scoring_processes()) < 5, "the end of the bomb")
@@ -269,7 +263,7 @@ def test_what_a_reward_starts_ends_with_it(make_pool: MakePool, name: str, tmp_p
         score(pool, name, "a", marker=str(tmp_path / "child"))
     assert (tmp_path / "child").read_text()
     bodies = below(keepers() - others)
-    assert all(map(has_ended, below(bodies)))
+    assert all(is_dead(one.pid) for one in below(bodies))
     assert len(bodies) <= 2  # of built-in rewards, and of this code
     assert score(pool, "length_in_letters", "a") == (1.0,)
 
@@ -286,16 +280,14 @@ def test_a_timer_that_a_reward_forgot_strikes_nobody(pool: ScoringPool) -> None:
     assert score(pool, "slow", "a") == (1.0,)
 
 
+@needs_root
 def test_a_scoring_process_is_nobody(make_pool: MakePool) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
     assert score(make_pool(), "show_environment", "uid") == (pwd.getpwnam("nobody").pw_uid,)
     assert score(make_pool(user=""), "show_environment", "uid") == (0.0,)
 
 
+@needs_root
 def test_a_user_that_does_not_exist_is_a_wrong_setting(make_pool: MakePool) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
     with pytest.raises(ConfigError, match="REWARDER_USER: there is no user 'nosuchuser'"):
         make_pool(user="nosuchuser")
 

@@ -28,13 +28,7 @@ from penstock.rewarders import model_process, reward_models
 from penstock.rewarders.scoring import make_scorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.helpers import wait_until
-from tests.rewarders.stand_ins import (
-    RewarderThread,
-    RunUnderTest,
-    make_contract,
-    make_group,
-    make_model_folder,
-)
+from tests.rewarders.stand_ins import RewarderThread, RunUnderTest, make_contract, make_group
 from tests.tiny_tokenizer import LETTERS, save_tokenizer
 
 TEXTS = ("4", "the 4 is 4 and 4", "5", "no", "a 4", "12+3=15 a b c d e f g h")
@@ -71,11 +65,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def pool() -> Iterator[ScoringPool]:
     with ScoringPool(SETTINGS) as pool:
         yield pool
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
 
 
 def contract_of(folder: Path, *rewards: str) -> Contract:

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.common.config.learner_settings import LearnerSettings
-from penstock.common.config.settings import RewarderSettings
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import ScoredGroup, Verdict, Version
 from penstock.learner.data.reward_specs import resolve_rewards
 from penstock.rewarders.scoring import Scorer, make_scorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
-from tests.rewarders.stand_ins import make_contract, make_group, make_model_folder
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[ScoringPool]:
-    with ScoringPool(RewarderSettings(workers=1, timeout_s=10.0, memory_gib=1)) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
+from tests.rewarders.stand_ins import make_contract, make_group
 
 
 def scorer_for(pool: ScoringPool, folder: Path, **rewards: float) -> tuple[Scorer, Contract]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from penstock.common.config.settings import RewarderSettings
 from penstock.common.own_code import digest_of, find_code
 from penstock.common.wire.messages import Group, ScoredGroup, Verdict
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.common.wire.transcript import FAILED_TOOL, Transcript
 from penstock.rewarders.scoring import Scorer, make_scorer
-from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
-from tests.rewarders.stand_ins import make_contract, make_group, make_model_folder
+from penstock.rewarders.scoring_pool import ScoringFailed
+from tests.rewarders.stand_ins import make_contract, make_group
 
 REWARD = '''
 def turns(completions, **columns):
@@ -34,17 +31,6 @@ def talk(answer: str, reward: float | None = None, failure: str = "") -> Transcr
         {"role": "assistant", "content": answer},
     )
     return Transcript(messages, 2, 1, 1, reward, failure)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[ScoringPool]:
-    with ScoringPool(RewarderSettings(workers=1, timeout_s=10.0, memory_gib=1)) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
 
 
 def group_of(scorer: Scorer, *talks: Transcript) -> Group:
