@@ -7,8 +7,8 @@ from pydantic import Field
 from pydantic_settings import CliSubCommand
 
 from penstock.common.config.command import CommandGroup, execute_command
-from penstock.deploy.check import Check
 from penstock.deploy.demo.run import Demo
+from penstock.deploy.doctor.check import Check
 from penstock.deploy.doctor.run import Doctor
 from penstock.deploy.evaluate import Evaluate
 from penstock.deploy.profile import Profile

@@ -12,7 +12,7 @@ from penstock.common.config.role_command import LearnerCommand, RewarderCommand
 from penstock.common.errors import ConfigError
 from penstock.common.files.reading import read_text
 from penstock.common.text import one_line
-from penstock.deploy.check import RoleCheck, judge_rewards
+from penstock.deploy.doctor.check import RoleCheck, judge_rewards
 
 _NO_REWARD = "is of no known form"
 _HINT = "To try one function alone, write FILE:NAME; a name that begins with _ is left out"

@@ -12,7 +12,7 @@ from penstock.common.config.command import Result
 from penstock.common.config.device import has_gpu
 from penstock.common.config.variables import read_environment
 from penstock.common.errors import ConfigError, PenstockError
-from penstock.deploy.check import Check
+from penstock.deploy.doctor.check import Check
 from penstock.deploy.doctor.environment import check_cores, check_gpu, check_packages, check_python
 from penstock.deploy.doctor.finding import ORDER, Finding
 from penstock.deploy.doctor.folder import check_folder, check_room

@@ -21,7 +21,7 @@ from tests.rewarders.stand_ins import reward
 from tests.rewarders.test_pool import arguments
 
 GOLDS = 5000 if NIGHTLY else 3 * len(KINDS)
-PAIRS = 20_000 if NIGHTLY else 200
+PAIRS = 5_000 if NIGHTLY else 200
 WRAPS = [WRAPPINGS[name] for name in ("boxed", "<answer> tight", "after ####")]
 
 _ATOMS = st.one_of(
