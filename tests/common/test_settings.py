@@ -110,7 +110,7 @@ def test_a_line_of_the_file_that_would_have_no_effect_is_refused(
 
 
 def test_values_of_the_file_are_taken_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "my.env").write_text("\ufeffLEARNER_SYSTEM_PROMPT=Pay ${AMOUNT}.\n")
+    (tmp_path / "my.env").write_text("LEARNER_SYSTEM_PROMPT=Pay ${AMOUNT}.\n")
     found = load(LearnerCommand, "learner", ["--env-file", str(tmp_path / "my.env")])
     assert found.learner.system_prompt == "Pay ${AMOUNT}."
     (tmp_path / "my.env").write_text("RUN_DIR=${HOME}/runs\n")

@@ -36,7 +36,7 @@ def test_the_working_directorys_procfile_comes_before_the_shipped_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert set(read_procfile(None)) == {"learner", "actor", "rewarder"}
-    (tmp_path / "Procfile").write_text("learner: mine\n")
+    (tmp_path / "Procfile").write_text("\ufefflearner: mine\n")  # as Windows writes it
     assert read_procfile(None) == {"learner": "mine"}
 
 

@@ -233,7 +233,7 @@ def test_a_damaged_record_is_named_and_a_missing_one_is_no_fault(home):
 
 
 def test_an_evaluation_leaves_a_record_which_no_training_is_compared_with(home):
-    home.changes["evaluate_only"] = True
+    home.changes |= {"evaluate_only": True, "eval_dataset": [str(home.data)]}
     plan = replace(make_plan(home.settings()), model_folder=home.model)
     command = SimpleNamespace(learner=home.settings())
     assert _check_start(command, plan, home.folder, None, None) == {}, "that of the training stays"
