@@ -76,12 +76,12 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
             trust_remote_code=settings.trust_remote_code,
             attn_implementation=settings.attn_implementation or None,
         )  # fmt: skip
-    except ImportError as error:
-        raise ConfigError(
-            f"LEARNER_ATTN_IMPLEMENTATION={settings.attn_implementation} cannot be used here: {error}; "
-            "install what it needs, or leave it empty"
-        ) from error
-    except (OSError, ValueError, SafetensorError) as error:
+    except (ImportError, OSError, ValueError, SafetensorError) as error:
+        if isinstance(error, ImportError) or "attn_implementation" in str(error):
+            raise ConfigError(
+                f"LEARNER_ATTN_IMPLEMENTATION={settings.attn_implementation} cannot be used here: "
+                f"{error}; install what it needs, or leave it empty"
+            ) from error
         if isinstance(error, OSError) and error.errno not in (None, ENOENT):
             raise  # of the disk or the network: a restart may help
         raise ConfigError(

@@ -157,7 +157,7 @@ def test_no_line_of_the_run_and_no_process_list_holds_a_secret(run: Watched) -> 
         (Queues, ("discard",), (0, 69)),
         (Penstock, ("samples",), (0, 0)),
     ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else " ".join(value),
+    ids=lambda value: value.__name__ if isinstance(value, type) else " ".join(map(str, value)),
 )
 def test_no_report_and_no_error_after_the_run_holds_a_secret(
     run: Watched, kind: type, arguments: tuple[str, ...], codes: tuple[int, int], monkeypatch, capfd
