@@ -109,13 +109,17 @@ long-demo: install
 	$(BIN)/penstock demo --seed $(SEED)
 	$(BIN)/python -m tests.e2e.agreement runs/demo-base-$(SEED) runs/demo-task-$(SEED)/heldout.jsonl
 
-# Figures, with nothing beside: half an hour. benchmarks/README.md has the longer ones.
+# Figures, with nothing beside: half an hour. benchmarks/README.md has the longer ones, and the goals that are
+# missed, such as that of the pause.
 benchmarks: install trl
 	$(BIN)/python -m benchmarks.handoff --rounds 18
 	$(BIN)/python -m benchmarks.scoring
 	$(BIN)/python -m benchmarks.golds
 	$(BIN)/python -m benchmarks.calculator --seed $(SEED)
 	$(BIN)/python -m benchmarks.tool_waits --rounds 3
+	$(BIN)/python -m benchmarks.fetchers
+	$(BIN)/python -m benchmarks.weights
+	-$(BIN)/python -m benchmarks.pause
 	$(BIN)/python -m benchmarks.gpu --tiny --parts names learner mfu together turns TRL
 
 # The tests that are longer with NIGHTLY=1, or need other packages, the longest file first. Most wait. Long

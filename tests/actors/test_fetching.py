@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -29,7 +30,7 @@ from penstock.common.config.settings import ActorSettings, RunSettings
 from penstock.common.errors import ConfigError, ContractMismatch, PenstockError, RunNotReady
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.phases import READING_DATA
-from penstock.common.transfer import model_folder
+from penstock.common.transfer import download, model_folder
 from penstock.common.transfer.download import FetchFailed, Source, alone
 from penstock.common.transfer.model_folder import ModelFetcher, check_base, shared_files
 from penstock.common.wire.adapter_spec import AdapterSpec
@@ -102,9 +103,9 @@ def far(a_run: Run) -> Run:
 
 
 @contextmanager
-def serve(run: Run) -> Iterator[FileServer]:
+def serve(run: Run, kind: type[FileServer] = FileServer) -> Iterator[Any]:
     names = [one.name for one in run.contract.model_files]
-    with FileServer(run.run_folder.versions, run.folder, names, "127.0.0.1", 0) as server:
+    with kind(run.run_folder.versions, run.folder, names, "127.0.0.1", 0) as server:
         run.queue.source = Source(f"http://127.0.0.1:{server.port}", server.token)
         yield server
 
@@ -268,6 +269,39 @@ def test_a_learner_that_starts_again_serves_at_another_port(
         with serve(far):
             far.announce(1)
             host.wait_for(1)
+
+
+class Dying(FileServer):
+    """Sends the first four bytes of a file, and then nothing until it is stopped."""
+
+    has_sent = False
+
+    async def _send_turn(self, response: Any, file: Any) -> bool:
+        await response.write(file.read(4))
+        self.has_sent = True
+        return await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_learner_that_dies_within_a_file_and_comes_back_elsewhere_sends_the_rest(
+    far: Run, host: OtherHost, monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    begins, rest = [], download._rest
+    monkeypatch.setattr(download, "_rest", lambda *asked: begins.append(asked[2]) or rest(*asked))
+    if joined:
+        with serve(far):
+            far.announce(0)
+            host.start().wait_for(0)
+    with serve(far, Dying) as dying:
+        far.announce(1)
+        if not joined:
+            host.start()
+        wait_until(lambda: dying.has_sent, "a part of a file")
+    with serve(far):
+        far.queue.beat(30.0, "publishing weights")
+        far.announce(1)
+        host.wait_for(1)
+    assert 4 in begins
 
 
 def test_fetched_versions_do_not_fill_the_disk(

@@ -44,3 +44,4 @@ def test_a_run_with_lora_publishes_adapters_alone(tmp_path: Path) -> None:
     newest = max((site.run_folder / "checkpoints").iterdir()) / "model"
     answers = compare(newest, site.folder / "model", site.folder / "train.jsonl")
     assert answers["identical"] == answers["questions"]
+    assert answers["changed by the adapter"] > 0

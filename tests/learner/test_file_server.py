@@ -408,13 +408,6 @@ def test_a_server_that_sends_whole_files_only_is_asked_for_the_whole_the_next_ti
     assert (tmp_path / "got").read_bytes() == CONTENT
 
 
-def test_what_came_before_a_cut_is_kept(fake: Callable[[Reply], Source], tmp_path: Path) -> None:
-    source = fake(reply(200, CONTENT[:500_000], Content_Length="1048576"))
-    with pytest.raises(FetchFailed):
-        download(source, WANTED, tmp_path / "got")
-    assert (tmp_path / f".got.{HASH[:16]}.part").stat().st_size in range(1, 500_001)
-
-
 def test_a_silent_server_is_given_up(
     fake: Callable[[Reply], Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

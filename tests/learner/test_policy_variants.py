@@ -19,8 +19,10 @@ from penstock.common.errors import ConfigError, Disagreement, NotFinite
 from penstock.common.files.hashing import hash_file
 from penstock.common.files.run_folder import LearnerFolder
 from penstock.common.wire.adapter_spec import AdapterSpec
+from penstock.common.wire.codec import encode
 from penstock.common.wire.ids import Version
-from penstock.common.wire.messages import ADAPTER_FILE
+from penstock.common.wire.messages import ADAPTER_FILE, WEIGHTS_FILE
+from penstock.deploy.demo.tiny_llama import CONTEXT_TOKENS, make_model, make_tokenizer, save_checkpoint
 from penstock.learner.algorithm.batch import Batch
 from penstock.learner.data.probe import probe_texts
 from penstock.learner.policy.export import whole_state
@@ -89,6 +91,18 @@ def test_a_version_is_the_adapter_alone_and_with_the_base_the_same_model(model_f
     found = load_file(file)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_what_the_demo_sends_at_rank_4_is_the_adapter_and_a_twentieth_of_the_model(tmp_path):
+    tokenizer = make_tokenizer()
+    save_checkpoint(make_model(tokenizer), tokenizer, tmp_path / "model")
+    policy = make_policy(tmp_path / "model", lora_rank=4)
+    texts = probe_texts([np.arange(5)], CONTEXT_TOKENS)
+    weights = write_version(LearnerFolder(tmp_path, 1), policy, Version(1, 1), "", texts, ADAPTER)
+    sent = weights.size + len(encode(weights))  # with the probe
+    policy.export(tmp_path / "checkpoint")
+    assert sent <= (tmp_path / "checkpoint/adapter" / ADAPTER_FILE).stat().st_size + 4096
+    assert 20 * sent <= (tmp_path / "checkpoint" / WEIGHTS_FILE).stat().st_size
 
 
 def test_the_best_model_of_a_run_with_adapters_is_the_merged_one(model_folder, tmp_path):
