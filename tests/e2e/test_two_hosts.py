@@ -33,7 +33,7 @@ from tests.judge import judge
 OTHER_USER = 65534
 LEARNER, WORKERS = "10.231.0.1", "10.231.0.2"
 STEPS, LIMIT_S = 6, 1500
-NIGHTLY = "NIGHTLY" in os.environ
+
 SEED, LESSONS, GAIN = 5, 40, 0.12
 """Of the demo's task: Updates, and the least rise of its held-out accuracy, three standard errors."""
 
