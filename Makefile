@@ -19,7 +19,7 @@ WORKERS ?= 4
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install lock demo docs test tests fast check chaos nightly nightly-tests long-faults \
-	long-soak long-kills long-demo benchmarks trl vllm-versions format clean
+	long-soak long-kills long-demo long-autoscale benchmarks trl vllm-versions format clean
 
 install: $(VENV)/installed
 
@@ -88,7 +88,7 @@ nightly: install
 	$(MAKE) --jobs 2 --output-sync=target long-faults long-soak
 	$(BIN)/python -m tests.joiners --seed $(SEED)
 	$(MAKE) trl
-	$(MAKE) --jobs 2 --output-sync=target long-kills nightly-tests vllm-versions long-demo
+	$(MAKE) --jobs 2 --output-sync=target long-autoscale long-kills nightly-tests vllm-versions long-demo
 
 long-faults: install
 	$(BIN)/python -m tests.faults --seed $(SEED) --seconds 1200 --whole
@@ -104,6 +104,10 @@ long-kills: install
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	$(BIN)/python -m tests.e2e.kills --real
 	$(BIN)/python -m tests.fuzz --seed $(SEED) --seconds 60
+
+# Autoscale on a load that changes, in about 21 minutes. Its actors wait.
+long-autoscale: install
+	$(BIN)/python -m benchmarks.autoscale
 
 long-demo: install
 	$(BIN)/penstock demo --seed $(SEED)

@@ -157,24 +157,3 @@ def test_actors_come_and_go_in_one_run_and_nothing_is_lost(
     assert [fleet.started(child) for child in ("actor.2", "actor.3")] == [3, 3]
     print(f"groups/s: {alone:.3f} with 1 actor, {together:.3f} with 4")
     assert together >= 0.95 * 4 * alone
-
-
-@pytest.mark.e2e
-@pytest.mark.skipif(not NIGHTLY, reason="each number of actors is measured for a while: NIGHTLY=1")
-def test_autoscale_adds_actors_while_the_learner_waits(tmp_path: Path) -> None:
-    site = ForkedSite(tmp_path, FAKE_PROCFILE, **VARIABLES | {"LEARNER_MAX_STALENESS": "2"})
-    site.start()
-    fleet = Fleet(site)
-    arguments = ["autoscale", "--max", "3", "--target-wait", "0.3"]
-    scaling = Forked("penstock.deploy", arguments, ROOT, os.environ | site.variables)
-    try:
-        fleet.wait_for(3)
-        scaling.send_signal(signal.SIGTERM)
-        said = scaling.read(60)
-        assert scaling.wait(60) == 0, said
-        assert "-> 3 actors, as the learner waits" in said
-        assert fleet.started("learner.1") == 1
-    finally:
-        scaling.kill()
-        site.stop()
-    assert not [one for one in judge(site.run_folder)["faults"] if "times" in one]
