@@ -19,7 +19,7 @@ WORKERS ?= 4
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install lock demo docs test tests fast check chaos nightly nightly-tests long-faults \
-	long-soak long-kills long-demo benchmarks trl vllm-versions format clean
+	long-soak long-kills long-demo long-autoscale benchmarks trl vllm-versions format clean
 
 install: $(VENV)/installed
 
@@ -104,6 +104,10 @@ long-kills: install
 	$(BIN)/python -m tests.crashes.matrix --alone --jobs 4
 	$(BIN)/python -m tests.e2e.kills --real
 	$(BIN)/python -m tests.fuzz --seed $(SEED) --seconds 60
+
+# Autoscale on a load that changes, in about 21 minutes, with nothing beside: not a part of `nightly`, which has an hour.
+long-autoscale: install
+	$(BIN)/python -m benchmarks.autoscale
 
 long-demo: install
 	$(BIN)/penstock demo --seed $(SEED)

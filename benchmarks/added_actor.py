@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,69 +37,82 @@ _LIMIT_S, _POLL_S = 600.0, 0.2
 _GAIN = re.compile(r"One more would give about ([+-]\d+)%")
 
 
-def status(variables: Mapping[str, str]) -> dict[str, Any]:
-    """What `queues status` says."""
-    command = [sys.executable, "-m", "penstock.common.queues", "status", "--json"]
-    found = subprocess.run(command, env=variables, cwd=_ROOT, capture_output=True, text=True, check=True)
-    return json.loads(found.stdout)  # type: ignore[no-any-return]
+class PacedRun(contextlib.ExitStack):
+    """The run `name` of the inputs in `folder`, with these settings. At the end its processes do."""
+
+    def __init__(self, folder: Path, name: str, settings: dict[str, str]) -> None:
+        super().__init__()
+        self.folder, self._log = folder / name, self.enter_context((folder / f"{name}.log").open("w"))
+        self._variables = os.environ | settings | {
+            "RUN_NAME": name, "LEARNER_MAX_STEPS": "10000", "LEARNER_MAX_STALENESS": "2",
+            "PYTHONPATH": str(_ROOT),
+        }  # fmt: skip
+
+    def start(self, *module: str) -> subprocess.Popen[bytes]:
+        """Start a module with arguments; it gets SIGINT at the end."""
+        command, log = [sys.executable, "-m", *module], self._log
+        process = subprocess.Popen(command, env=self._variables, cwd=_ROOT, stdout=log, stderr=log)
+        self.callback(process.wait, _LIMIT_S)
+        self.callback(process.send_signal, signal.SIGINT)
+        return process
+
+    def up(self, *arguments: str) -> None:
+        """Start `penstock up`."""
+        procfile = str(self.folder.parent / "Procfile")
+        self.start("penstock.deploy", "up", "--procfile", procfile, *arguments)
+
+    def queues(self, *arguments: str) -> Any:
+        """What `queues` says with these arguments and --json."""
+        command = [sys.executable, "-m", "penstock.common.queues", *arguments, "--json"]
+        found = subprocess.run(
+            command, env=self._variables, cwd=_ROOT, capture_output=True, text=True, check=True
+        )
+        return json.loads(found.stdout)
+
+    def wait_until(self, reached: Callable[[], object], what: str) -> None:
+        """Wait until `reached` holds. Raise RuntimeError after ten minutes."""
+        deadline = time.monotonic() + _LIMIT_S
+        while not reached():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the run did not reach {what}: see {self._log.name}")
+            time.sleep(_POLL_S)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics of the steps that were made."""
+        return read_json_lines(self.folder / "metrics.jsonl")
 
 
-def actors(found: Mapping[str, Any]) -> int:
+def actors(run: PacedRun) -> int:
     """The actors that have joined, by what `queues status` says."""
-    return sum(one["role"] == "actor" for one in found["workers"].values())
+    return sum(one["role"] == "actor" for one in run.queues("status")["workers"].values())
 
 
-def named_gain(variables: Mapping[str, str]) -> float:
+def named_gain(run: PacedRun) -> float:
     """The gain that `queues status` names. Raise ValueError if actors are not called the limit."""
-    sentence = status(variables)["limit"]
+    sentence = run.queues("status")["limit"]
     match = _GAIN.search(sentence)
     if match is None:
         raise ValueError(f"expected that actors are called the limit, found {sentence!r}")
     return int(match[1]) / 100
 
 
-def step_s(metrics: Path, first: int, last: int) -> float:
-    """The median seconds of the steps `first` to `last`."""
-    rows = [row for row in read_json_lines(metrics) if first <= row["step"] <= last]
-    return statistics.median(row["perf/step_s"] for row in rows)
-
-
-def measure(folder: Path, settings: Mapping[str, str], update_share: float) -> tuple[float, float]:
+def measure(folder: Path, settings: dict[str, str], update_share: float) -> tuple[float, float]:
     """The named and the real gain of a second actor; an Update takes this share of a generation."""
-    run = f"share-{update_share:g}"
-    metrics = folder / run / "metrics.jsonl"
-    variables = os.environ | settings | {
-        "RUN_NAME": run, "LEARNER_MAX_STEPS": "10000", "LEARNER_MAX_STALENESS": "2",
-        "REWARDER_WORKERS": "2", "PIPELINE_GROUP_S": str(_SLOWER * GROUP_S), "PYTHONPATH": str(_ROOT),
+    times = {
+        "REWARDER_WORKERS": "2", "PIPELINE_GROUP_S": str(_SLOWER * GROUP_S),
         "PIPELINE_UPDATE_S": str(_SLOWER * update_share * generation_s()),
     }  # fmt: skip
-    up = [sys.executable, "-m", "penstock.deploy", "up", "--procfile", str(folder / "Procfile")]
-    actor = [sys.executable, "-m", "benchmarks.pipeline_roles", "actor"]
-    with (folder / f"{run}.log").open("w") as log, contextlib.ExitStack() as stack:
-
-        def start(command: list[str]) -> None:
-            process = subprocess.Popen(command, env=variables, cwd=_ROOT, stdout=log, stderr=log)
-            stack.callback(process.wait, _LIMIT_S)
-            stack.callback(process.send_signal, signal.SIGINT)
-
-        def wait_until(reached: Callable[[], bool], what: str) -> None:
-            deadline = time.monotonic() + _LIMIT_S
-            while not reached():
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"the run did not reach {what}: see {log.name}")
-                time.sleep(_POLL_S)
-
-        def steps() -> int:
-            return len(read_json_lines(metrics))
-
-        start(up)
-        wait_until(lambda: steps() >= _BEFORE, f"step {_BEFORE}")
-        named = named_gain(variables)
-        start(actor)
-        wait_until(lambda: actors(status(variables)) == 2, "two actors")
-        first = steps() + _SETTLED
-        wait_until(lambda: steps() >= first + _AFTER, f"step {first + _AFTER}")
-    return named, step_s(metrics, 5, _BEFORE) / step_s(metrics, first, first + _AFTER) - 1
+    with PacedRun(folder, f"share-{update_share:g}", settings | times) as run:
+        run.up()
+        run.wait_until(lambda: len(run.rows()) >= _BEFORE, f"step {_BEFORE}")
+        named = named_gain(run)
+        run.start("benchmarks.pipeline_roles", "actor")
+        run.wait_until(lambda: actors(run) == 2, "two actors")
+        first = len(run.rows()) + _SETTLED
+        run.wait_until(lambda: len(run.rows()) >= first + _AFTER, f"step {first + _AFTER}")
+    times_s = [row["perf/step_s"] for row in run.rows()]
+    before, after = times_s[4:_BEFORE], times_s[first - 1 : first + _AFTER]
+    return named, statistics.median(before) / statistics.median(after) - 1
 
 
 def main() -> int:

@@ -120,6 +120,7 @@ def write_inputs(folder: Path) -> dict[str, str]:
         "LEARNER_NUM_GENERATIONS": "8", "LEARNER_MAX_PROMPT_LENGTH": "16",
         "LEARNER_MAX_COMPLETION_LENGTH": "5", "LEARNER_SAVE_STEPS": "1000", "RUN_DIR": str(folder),
         "REWARDER_WORKERS": "1", "OMP_NUM_THREADS": "1", "PIPELINE_GROUP_S": str(GROUP_S),
+        "PIPELINE_SIGMA": "0",
     }  # fmt: skip
 
 

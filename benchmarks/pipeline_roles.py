@@ -2,17 +2,20 @@
 
     python -m benchmarks.pipeline_roles learner|actor
 
-PIPELINE_UPDATE_S is the time of an Update. An engine generates PLACES groups at a time, each of which
-takes PIPELINE_GROUP_S.
+PIPELINE_UPDATE_S is the time of an Update. An engine generates PIPELINE_PLACES groups at a time. A group
+takes PIPELINE_GROUP_S on average. The times are lognormal with PIPELINE_SIGMA, 0 makes them equal. If
+PIPELINE_TIMES names a JSON file, these three are read there at each use, so they may change.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +33,25 @@ from penstock.learner.algorithm.batch import Batch
 from penstock.learner.policy.collective import Form
 from penstock.learner.policy.update import TokenRecord, Update
 
-PLACES = 16
+PLACES = int(os.environ.get("PIPELINE_PLACES", "16"))
 """Groups that the engine generates at a time."""
+_TOKENS_PER_S = 4
 _WEIGHTS = "model.safetensors"
 _DIGIT, _END = 4, 2
+
+
+def paced(name: str) -> float:
+    """The present value of `name`, from the file PIPELINE_TIMES if there is one, else as it is set."""
+    file = os.environ.get("PIPELINE_TIMES")
+    found: Mapping[str, str] = json.loads(Path(file).read_text()) if file else os.environ
+    return float(found[name])
+
+
+def group_seconds(seed: int) -> float:
+    """The seconds of a group with this seed, with the present mean and sigma."""
+    sigma = paced("PIPELINE_SIGMA")
+    drawn = random.Random(seed).lognormvariate(-sigma * sigma / 2, sigma)
+    return paced("PIPELINE_GROUP_S") * drawn
 
 
 class PacedPolicy:
@@ -43,7 +61,7 @@ class PacedPolicy:
         self._updates = 0
 
     def update(self, batch: Batch, step: int) -> Update:
-        time.sleep(float(os.environ["PIPELINE_UPDATE_S"]))
+        time.sleep(paced("PIPELINE_UPDATE_S"))
         self._updates += 1
         return Update(0.0, 0.0, 0.0, 1, 0, 1.0, TokenRecord.join([]))
 
@@ -91,11 +109,10 @@ class StandIn(Engine):
 
 
 class PacedEngine(StandIn):
-    """An Engine with PLACES places. A group holds one for PIPELINE_GROUP_S, later ones wait for one."""
+    """An Engine with PLACES places. A group holds one for its seconds, later ones wait for one."""
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(PLACES)
-        self._group_s = float(os.environ["PIPELINE_GROUP_S"])
         self._completions = self._tokens = 0
 
     async def generate(
@@ -107,11 +124,13 @@ class PacedEngine(StandIn):
             async with self._free:
                 assert self._weights is not None
                 made = self._weights
-                await asyncio.sleep(self._group_s)
+                seconds = group_seconds(sampling.seed)
+                await asyncio.sleep(seconds)
         finally:
             self._completions -= num_generations
-        self._tokens += 2 * num_generations
-        return tuple(_rollout(made) for _ in range(num_generations))
+        tokens = min(sampling.max_tokens, max(2, round(_TOKENS_PER_S * seconds)))
+        self._tokens += tokens * num_generations
+        return tuple(_rollout(made, tokens) for _ in range(num_generations))
 
     def room(self) -> int:
         return PLACES * 8 - self._completions
@@ -120,12 +139,12 @@ class PacedEngine(StandIn):
         return self._tokens
 
 
-def _rollout(weights: Weights) -> Rollout:
+def _rollout(weights: Weights, tokens: int) -> Rollout:
     return Rollout(
-        token_ids=np.array([_DIGIT, _END], dtype="<i4"),
-        logprobs=np.full(2, -1.0, dtype="<f4"),
-        mask=np.ones(2, dtype=bool),
-        spans=(Span(weights.version, 0, 2, weights.hash),),
+        token_ids=np.array([*[_DIGIT] * (tokens - 1), _END], dtype="<i4"),
+        logprobs=np.full(tokens, -1.0, dtype="<f4"),
+        mask=np.ones(tokens, dtype=bool),
+        spans=(Span(weights.version, 0, tokens, weights.hash),),
         finish_reason="stop",
     )
 
