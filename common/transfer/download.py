@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import SplitResult, urlsplit
 
 from penstock.common.deadline import Deadline, run_aside
-from penstock.common.errors import ServerUnavailable
+from penstock.common.errors import PenstockError, ServerUnavailable
 from penstock.common.files.hashing import hash_file, new_digest
 from penstock.common.files.lock import NO_LOCKS
 from penstock.common.log import shorten
@@ -318,8 +318,9 @@ def _cutting(is_over: Callable[[], bool]) -> Iterator[Callable[[str, dict[str, A
     def watch() -> None:
         """Look every 5 s until the block has ended."""
         while not ended.wait(_LOOK_S):
-            if is_over():
-                _cut(connected)
+            with suppress(PenstockError):  # the queue server may be away: the next look follows
+                if is_over():
+                    _cut(connected)
 
     run_aside(watch)
     try:

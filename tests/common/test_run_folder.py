@@ -18,6 +18,7 @@ PATHS = {
     "up_lock": "up.lock",
     "device_locks": "device",
     "nonce": "nonce",
+    "begun_from": "begun_from",
     "record": "run.json",
     "settings": "settings.env",
     "latest": "latest",

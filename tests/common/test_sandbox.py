@@ -93,7 +93,8 @@ def test_an_answer_that_nobody_waits_for_any_more_is_no_error() -> None:
         "ours, theirs = socket.socketpair()\n"
         f"ours.sendall(frames.pack_request({{'work': '{WORK}:echo', 'arguments': [1]}}))\n"
         "ours.close()\n"
-        "body._call([theirs.detach(), os.dup(2)], SimpleNamespace(memory_bytes=1 << 40))\n"
+        "limits = SimpleNamespace(memory_bytes=1 << 40, processes=0)\n"
+        "body._call([theirs.detach(), os.dup(2)], limits)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.common.config.command import execute_command, load
 from penstock.common.errors import ConfigError, PenstockError
-from penstock.deploy import check as module
+from penstock.deploy.doctor import check as module
 from penstock.deploy.doctor.check import Check
 from penstock.learner.__main__ import Learner
 from penstock.rewarders.__main__ import Rewarder

@@ -17,8 +17,8 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import LocalServer
 from penstock.common.config.redis_url import parse_url
-from penstock.deploy import check as check_module
 from penstock.deploy.demo.tiny_llama import make_model, make_tokenizer, save_checkpoint
+from penstock.deploy.doctor import check as check_module
 from penstock.deploy.doctor.environment import check_gpu
 from penstock.deploy.doctor.finding import Finding
 from penstock.deploy.doctor.folder import Partition, file_system

@@ -1,6 +1,6 @@
 """Generated golds equal themselves however they are marked, and no others; pairs are symmetric.
 
-NIGHTLY=1 has 5,000 golds and 20,000 pairs.
+NIGHTLY=1 has 5,000 golds and 5,000 pairs.
 """
 
 from __future__ import annotations

@@ -164,6 +164,7 @@ def test_what_cannot_be_used_is_named_at_the_start(pool, folder, models, tmp_pat
     with pytest.raises(ConfigError, match="neither a folder here nor a model of the hub"):
         resolve_rewards(LearnerSettings(rewards=[f"model:gone={tmp_path}/gone"]))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # vLLM's engine sets it, in the same process of tests
     away = replace(spec, options={"model": "org/model", "revision": "main"})
     with pytest.raises(ServerUnavailable, match="LocalEntryNotFound"):  # no mistake: it is started again
         make_scorer(replace(contract, rewards=(away,)), pool, "rewarder-1")
