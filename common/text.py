@@ -26,7 +26,7 @@ def short(value: object, letters: int = 200) -> str:
     """Return str(value), of an error or value of unknown origin, cut to at most `letters` letters.
 
     `letters` is 3 or more. A cut text ends in "..."; lone surrogates, which UTF-8 cannot encode, are
-    escaped. Of an error without a text, such as that of a bare assert, it is repr(value).
+    escaped. For an error without text, such as a bare assert, the result is repr(value).
     Example:
         >>> short("a" * 10, letters=6), short(AssertionError())
         ('aaa...', 'AssertionError()')

@@ -96,15 +96,16 @@ def render(template: Template, variables: dict[str, Any], asked: dict[str, Any])
 def serve(channel: socket.socket) -> None:
     """Answer each JSON line of the socket with one until the other end closes it; close it then.
 
-    First come `template`, `variables` and `reader` of a ChatRenderer; the answer is {"text": ""}.
+    First come the arguments of a ChatRenderer, by name; the answer is {"text": ""}.
     Each further line is the `asked` of `render`, or the arguments of KnownFormat.read, whose result is
     JSON then. The answer is {"text": ...}, or {"error": ...} for whatever that raises, cut to 300
     letters. Raise OSError if an answer cannot be sent, ValueError if the first line is no JSON.
     """
     with channel, channel.makefile("rb") as lines:
         head = json.loads(lines.readline())
-        name, folder = head["reader"] or ("", "")
-        known = KnownFormat(name, read_tokenizer(Path(folder)), head["variables"]) if name else None
+        known: KnownFormat | None = None
+        if name := head["known_format"]:
+            known = KnownFormat(name, read_tokenizer(Path(head["folder"])), head["variables"])
         limit_process()
         _answer(channel, {"text": ""})
         for line in lines:

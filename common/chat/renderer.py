@@ -35,12 +35,17 @@ class RendererFailed(ValueError):
 class ChatRenderer:
     """Renders messages by one chat template, a jinja2 text, in a process that the first `render` starts.
 
-    `variables` are the template's own, such as bos_token. `reader` is the name of a KnownFormat, "" for
-    none, and the folder of its tokenizer.json: it reads completions. The process ends with this object.
+    `variables` are the template's own, such as bos_token. The KnownFormat named `known_format` reads
+    completions with the tokenizer.json in `folder`; "" for none. The process ends with this object.
     """
 
-    def __init__(self, template: str, variables: Mapping[str, Any], *reader: str) -> None:
-        self._head = {"template": template, "variables": dict(variables), "reader": reader}
+    def __init__(
+        self, template: str, variables: Mapping[str, Any], known_format: str = "", folder: str = ""
+    ) -> None:
+        self._head = {
+            "template": template, "variables": dict(variables), "known_format": known_format,
+            "folder": folder,
+        }  # fmt: skip
         self._left_s = _LIMIT_S
         self._channel: socket.socket | None = None
         self._stop: Any = None

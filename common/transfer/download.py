@@ -68,7 +68,7 @@ class Source:
 
     The URL is that of the learner's file server, or of a run's folder in an object store (no token). A
     file:// URL is followed only with `files`: whoever writes to the queue server chooses the URL.
-    `moved` tells whether the files are announced elsewhere by now.
+    `moved` returns whether the learner has announced another address or token since.
     """
 
     url: str

@@ -53,8 +53,8 @@ from penstock.common.wire.messages import INDEX_FILE, WEIGHTS_FILE, Weights
 Result = TypeVar("Result")
 _POLL_S, _RETRY_S = 0.2, 2.0
 _KEEP, _KEEP_S, _MOST = 2, 60.0, 8
-"""Fetched versions that are kept: always, for so long, and at most. The next delta changes the newest,
-and other actors of the host may be at different ones."""
+"""The newest two fetched versions stay, the newest eight for 60 s. The next delta changes the newest, and
+other actors of the host may use older ones."""
 
 log = get_logger(__name__)
 
@@ -158,7 +158,7 @@ class ModelFetcher:
             )
 
         def moved() -> bool:
-            """Return whether the files are announced elsewhere by now."""
+            """Return whether the learner has announced another address or token since."""
             now = self._view.weights()
             return now is not None and (now.url, now.token) != (weights.url, weights.token)
 
@@ -336,12 +336,12 @@ def _put(file: Path, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder):
-            _link_whole(file, folder / file.name)
+            _link_or_copy_whole(file, folder / file.name)
     except OSError as error:
         raise not_stored(str(file), folder / file.name, error) from error
 
 
-def _link_whole(file: Path, target: Path) -> None:
+def _link_or_copy_whole(file: Path, target: Path) -> None:
     """Put a file at `target` too, as a link where the file system has them. Raise OSError.
 
     What a killed process left half-way is replaced. The caller holds the lock of the folder.

@@ -224,7 +224,7 @@ MUTANTS: dict[str, Mutant] = {
         "lost",
     ),
     "forgets the versions of its predecessor": Mutant(
-        23,
+        29,
         "what its predecessor's weights sampled is refused, although the run continues from them",
         (
             (
