@@ -53,8 +53,8 @@ from penstock.common.wire.messages import INDEX_FILE, WEIGHTS_FILE, Weights
 Result = TypeVar("Result")
 _POLL_S, _RETRY_S = 0.2, 2.0
 _KEEP, _KEEP_S, _MOST = 2, 60.0, 8
-"""The newest two fetched versions stay, the newest eight for 60 s. The next delta changes the newest, and
-other actors of the host may use older ones."""
+"""The newest two fetched versions stay, the newest eight for 60 s. The next delta changes the newest,
+and other actors of the host may use older ones."""
 
 log = get_logger(__name__)
 
