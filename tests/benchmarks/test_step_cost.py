@@ -31,7 +31,7 @@ def test_children_that_have_ended_count_for_who_started_them(tmp_path: Path) -> 
         assert process.stdout.readline() == "ready\n"
         found = step_cost.cpu_by_process(psutil.Process(process.pid))
     finally:
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert found.keys() == {"supervisor", "learner"}
     assert found["learner"] >= 0.3
 

@@ -266,5 +266,5 @@ def test_lines_for_which_there_is_no_room_change_nothing_else(kind, unbuffered):
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     command = [sys.executable, "-c", WORKS, kind]
     with Path("/dev/full").open("w") as file:
-        ended = subprocess.run(command, stderr=file, env=environment, timeout=120, check=False)
+        ended = subprocess.run(command, stderr=file, env=environment, timeout=300, check=False)
     assert ended.returncode == (getattr(errors, kind).exit_code if kind else 0)

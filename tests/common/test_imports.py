@@ -63,7 +63,7 @@ def test_help_loads_nothing_heavy(module: str, arguments: list[str]) -> None:
         [sys.executable, "-c", LISTING, module, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
         cwd=ROOT,
     )

@@ -319,7 +319,7 @@ def test_long_texts_are_searched_for_passwords_in_proportion_to_their_length():
         "assert hide('a://b@c ' * 300_000) == 'a://***@c ' * 300_000\n"
         "assert hide('password=' * 300_000) == 'password=***'\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_the_form_of_a_url_stays_readable():

@@ -200,7 +200,7 @@ def test_an_error_that_ends_a_command_or_a_thread_is_shown_harmlessly():
         "        fail()\n"
         "execute_command(Fails, 'fails')"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=300, check=False)
     assert ended.returncode == 1
     assert ended.stderr.count(b"RuntimeError: first") == 2
     assert is_clean(ended.stderr.decode())
@@ -241,7 +241,7 @@ def test_a_command_without_a_reader_ends_without_a_traceback(unread, flags, unbu
         stdout=unread,
         stderr=subprocess.PIPE,
         env=environment,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (141, b"")

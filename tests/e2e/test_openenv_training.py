@@ -38,7 +38,7 @@ def address() -> Iterator[str]:
     command = [PYTHON, str(Path(__file__).with_name("openenv_echo.py")), str(port)]
     server = subprocess.Popen(command)
     try:
-        wait_until(lambda: answers(port), "the OpenEnv server", 60)
+        wait_until(lambda: answers(port), "the OpenEnv server", 300)
         yield f"ws://127.0.0.1:{port}"
     finally:
         server.kill()

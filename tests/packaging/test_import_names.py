@@ -67,7 +67,7 @@ class Installation:
         answer = subprocess.run(
             [self.programs / program, *arguments],
             cwd=variables.pop("cwd", "/"), env=without_paths() | variables,
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert answer.returncode == 0, answer.stdout + answer.stderr
         return answer.stdout.strip()
@@ -184,7 +184,7 @@ def test_the_guard_works_beside_a_folder_named_penstock(tmp_path: Path) -> None:
     answer = subprocess.run(
         [sys.executable, "-P", "guarded.py"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert answer.stderr == ""
     wait_until(lambda: is_dead(int(answer.stdout)), "the guard to kill the child", 20)

@@ -25,7 +25,7 @@ def run(*command: object, folder: Path = ROOT, **variables: str) -> subprocess.C
     path = variables.pop("PATH", "/usr/bin:/bin")
     return subprocess.run(
         [str(word) for word in command], cwd=folder, env={"PATH": path, **variables},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 

@@ -162,7 +162,7 @@ class Slurm:
         """The output of one of Slurm's commands, also if it fails."""
         environment = os.environ | variables | {"SLURM_CONF": str(self.configuration)}
         done = subprocess.run(
-            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
         )
         return done.stdout + done.stderr
 

@@ -250,7 +250,7 @@ def test_the_answer_in_a_hostile_text_is_found_in_linear_time() -> None:
         "text = '<answer>=' + '1' * 1_000_000 + 'x</answer>'\n"
         "assert correctness([''], [text], ['1']) == [0.0]\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_ended_processes_that_nobody_has_collected_prevent_no_call() -> None:
         "for _ in range(2):\n    if os.fork() == 0: os._exit(0)\n"
         "if body._fork() == 0: os._exit(0)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_a_process_that_the_first_list_misses_is_killed_too() -> None:
@@ -291,7 +291,7 @@ def test_a_process_that_the_first_list_misses_is_killed_too() -> None:
         "assert keeper.Keeper(None, pid, -1)._sweep(set())\n"
         "assert keeper._is_zombie(pid), 'the process lives'\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_code_that_ignores_the_ends_of_its_processes_is_imported_once(
