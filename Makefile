@@ -91,7 +91,7 @@ nightly: install
 	$(MAKE) --jobs 2 --output-sync=target long-kills nightly-tests vllm-versions long-demo
 
 long-faults: install
-	$(BIN)/python -m tests.faults --seed $(SEED) --seconds 1200 --whole
+	$(BIN)/python -m tests.faults --seed $(SEED) --count 64 --seconds 1740 --whole
 
 long-soak: install
 	$(BIN)/python -m tests.soak
