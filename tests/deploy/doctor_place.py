@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis
 
-from penstock.common.broker.connection import Connection
 from penstock.common.config.command import execute_command
+from penstock.common.config.redis_url import parse_url
 from penstock.deploy.__main__ import Penstock
 from penstock.deploy.doctor.finding import Finding
 from tests.e2e.site import ROOT, write_questions
@@ -123,8 +124,9 @@ class Place:
                 self.patch.setenv(name, values[name])
             return
         if " redis-cli " in text and not shutil.which("redis-cli"):
-            words = text.partition("queue.sock ")[2].split()
-            Connection(self.server_url, 10, 10).execute(*words)
+            path, words = parse_url(self.server_url).path, text.partition("queue.sock ")[2].split()
+            with redis.Redis(unix_socket_path=path, password=self.password) as client:
+                client.execute_command(*words)
             return
         self.type(text.replace("PASSWORD", self.password))
 
