@@ -15,6 +15,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.broker.local_server import started_server
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
+from penstock.common.config.variables import section_variables
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.reading import reading
 from penstock.common.files.run_folder import RunFolder
@@ -108,10 +109,10 @@ def _variables(sections: Mapping[str, Section | None]) -> dict[str, str]:
     `sections` are by prefix, such as "RUN"; a section that is None gives no variable.
     """
     return {
-        f"{prefix}_{name.upper()}": ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        variable: text
         for prefix, section in sections.items()
         if section is not None
-        for name, value in section.model_dump(mode="json").items()
+        for variable, text in section_variables(prefix, section).items()
     }
 
 

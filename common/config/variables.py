@@ -181,9 +181,14 @@ def environment_of(settings: BaseModel) -> dict[str, str]:
     found = {"REDIS_URL": str(parse_url(url))} if url else {}
     for prefix in SECTIONS:
         if section := getattr(settings, prefix.lower(), None):
-            for name, value in section.model_dump(mode="json").items():
-                found[f"{prefix}_{name.upper()}"] = _text_of(value)
+            found |= section_variables(prefix, section)
     return found
+
+
+def section_variables(prefix: str, section: BaseModel) -> dict[str, str]:
+    """Return the variables of a section's fields, unset ones included; `prefix` is such as "RUN"."""
+    fields = section.model_dump(mode="json")
+    return {f"{prefix}_{name.upper()}": _text_of(value) for name, value in fields.items()}
 
 
 def _text_of(value: object) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.common.config import device
 from penstock.common.config.command import Command, execute_command, load
+from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.role_command import (
     ActorCommand,
     LearnerCommand,
@@ -17,7 +18,7 @@ from penstock.common.config.role_command import (
     RoleCommand,
     RunCommand,
 )
-from penstock.common.config.variables import check_names, environment_of, variables
+from penstock.common.config.variables import check_names, environment_of, section_variables, variables
 from penstock.common.errors import ConfigError
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.limits import HIGHEST_REWARD
@@ -262,6 +263,15 @@ def test_what_is_no_json_map_is_refused(monkeypatch: pytest.MonkeyPatch, text: s
     monkeypatch.setenv("LEARNER_CHAT_TEMPLATE_KWARGS", text)
     with pytest.raises(ConfigError, match=r"LEARNER_CHAT_TEMPLATE_KWARGS: .*expected a JSON map"):
         load(LearnerCommand, "learner", [])
+
+
+def test_a_section_is_the_same_from_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = LearnerSettings(
+        model="m", dataset=["a.jsonl", "b.jsonl"], generation_kwargs={"stop": ["x, y", "{}"]}
+    )
+    for name, text in section_variables("LEARNER", made).items():
+        monkeypatch.setenv(name, text)
+    assert load(LearnerCommand, "learner", []).learner == made
 
 
 def test_a_mistake_ends_a_role_with_78(capsys: pytest.CaptureFixture[str]) -> None:
