@@ -54,6 +54,8 @@ class TurnTemplate:
         self._renderer = ChatRenderer(chat.template, chat.variables, chat.renderer, str(folder))
         self._tokenizer = read_tokenizer(folder)
         self._added = self._tokenizer.get_added_tokens_decoder()
+        end = chat.variables.get("eos_token")
+        self._ends = {id for id, one in self._added.items() if one.special or one.content == end}
         self._format: KnownFormat | None = None
         if chat.renderer:
             self._format = KnownFormat(chat.renderer, self._tokenizer, chat.variables)
@@ -92,10 +94,11 @@ class TurnTemplate:
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Return the text of a completion without its end token; other special tokens stay.
 
-        The end token is a last token that the tokenizer's file lists as added, such as <|im_end|>.
+        The end token is a last token that is special, such as <|im_end|>, or the template's eos_token.
+        A token such as </think> is text.
         """
         ids = list(token_ids)
-        if ids and ids[-1] in self._added:
+        if ids and ids[-1] in self._ends:
             ids.pop()
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 

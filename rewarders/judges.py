@@ -69,6 +69,8 @@ class Judges:
         self._free = asyncio.Semaphore(settings.judge_max_concurrency)
         self._cache: dict[bytes, float] = {}  # by `_key`
         self._caching = threading.Lock()
+        self._starting = threading.Lock()
+        self._started: asyncio.AbstractEventLoop | None = None
 
     def check(self, spec: RewardSpec) -> str:
         """Return the reason why a judge cannot be used here; "" if it can. The judge is not asked.
@@ -167,15 +169,18 @@ class Judges:
             max_retries=self._settings.judge_max_retries, timeout=self._settings.judge_timeout_s
         )
 
-    @cached_property
+    @property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop of all calls, the same one each time.
+        """Return the event loop of all calls, the same one each time and in each thread.
 
         The first access creates the loop and starts its thread, which ends with the process.
         """
-        loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, name="judges", daemon=True).start()
-        return loop
+        with self._starting:
+            if self._started is None:
+                self._started = asyncio.new_event_loop()
+                run = self._started.run_forever
+                threading.Thread(target=run, name="judges", daemon=True).start()
+            return self._started
 
 
 def score_in(answer: str, judge: JudgeFile) -> float | None:

@@ -37,7 +37,8 @@ def conversations_of(arguments: Mapping[str, Sequence[Any]]) -> list[list[dict[s
 
     `arguments` are a reward's arguments, each with one value per completion. A prompt that is no list of
     messages becomes a user's message with its text, a completion an assistant's message. `transcripts`,
-    lists of messages, replace the completions if they are given.
+    lists of messages, replace the completions if they are given. A user's message that begins one, from
+    an environment's `reset`, is appended to a user's message that ends the prompt, as for the policy.
     """
     talks = arguments.get("transcripts")
     found = []
@@ -46,6 +47,9 @@ def conversations_of(arguments: Mapping[str, Sequence[Any]]) -> list[list[dict[s
         is_talk = isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt)
         given = prompt if is_talk else [{"role": "user", "content": as_text(prompt)}]
         said = talks[index] if talks else [{"role": "assistant", "content": text}]
+        if given and said and given[-1].get("role") == said[0].get("role") == "user":
+            parts = [as_text(one.get("content") or "") for one in (given[-1], said[0])]
+            given, said = [*given[:-1], {**given[-1], "content": "".join(parts)}], said[1:]
         found.append([*given, *said])
     return found
 

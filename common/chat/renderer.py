@@ -92,20 +92,20 @@ class ChatRenderer:
         return parse_json(self._ask(asked, _LIMIT_S, late))
 
     def _start(self) -> None:
-        """Start the process and send it the template. Raise RendererFailed without answer in 120 s.
+        """Start the process and send it the template.
 
-        `pid` is its process id then, and its time for prompts is full again.
+        `pid` is its process id then, and its time for prompts is full again. Raise RendererFailed if the
+        system has no room for the process, or without an answer in 120 s.
         """
-        self._channel, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.common.chat.process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
-            )  # fmt: skip
-        self._unread, self._left_s, self.pid = b"", _LIMIT_S, process.pid
-        self._stop = weakref.finalize(self, _end, process, self._channel)
+        try:
+            process, channel = _begin()
+        except OSError as error:
+            raise RendererFailed(
+                f"the chat template's process could not be started ({error}): raise the limits of "
+                "processes, open files or memory, or try again"
+            ) from error
+        self._channel, self._unread, self._left_s, self.pid = channel, b"", _LIMIT_S, process.pid
+        self._stop = weakref.finalize(self, _end, process, channel)
         late = f"has a process that did not start in {_START_S:g} s: try again on a less busy machine"
         self._ask(self._head, _START_S, late)
 
@@ -161,6 +161,23 @@ class ChatRenderer:
         """End the process and wait for its end. The next prompt starts another one."""
         self._stop()
         self._channel = None
+
+
+def _begin() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the process of a template; return it and our end of its socket. Raise OSError."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "penstock.common.chat.process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+            )  # fmt: skip
+        except OSError:
+            ours.close()
+            raise
+    return process, ours
 
 
 def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:

@@ -20,7 +20,10 @@ _FRACTION = re.compile(
     rf"|\\frac ?(?:\{{ ?(?P<up2>{DIGITS}) ?\}}|(?P<up3>\d))"
     rf" ?(?:\{{ ?(?P<down2>{DIGITS}) ?\}}|(?P<down3>\d)))"
 )
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "万": 4, "亿": 8}
+_SCALES = {
+    "hundred": 2, "thousand": 3, "lakh": 5, "lakhs": 5, "million": 6, "crore": 7, "crores": 7,
+    "billion": 9, "trillion": 12, "万": 4, "亿": 8,
+}  # fmt: skip
 _SCALE = re.compile(rf" ?({'|'.join(_SCALES)})$", re.IGNORECASE)
 _UNIT = re.compile(r" ?%$| ?(?<=\d )k$")
 _LONGEST = 100

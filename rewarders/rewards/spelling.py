@@ -23,6 +23,7 @@ _CHINESE_FORMS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]
         re.compile("点([零〇一二三四五六七八九]++)(?![十百千分])"),
         lambda found: f".{found[1]}".translate(_CHINESE_DIGITS),
     ),
+    (re.compile("(?<=\\d) ?十(?![一二三四五六七八九])"), "*10"),
     (re.compile("(?<=\\d) ?百"), " hundred "),
     (re.compile("(?<=\\d) ?千(?!万)"), " thousand "),
 ]
@@ -81,7 +82,9 @@ _RULES = [
         (r"</s>|<\|[a-z_]+\|>|\\(?:text)?color ?\{\w+\}|\\(?:bf|it|rm|sf|tt)(?![a-z]| ?\{)", " "),
         (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
         (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
-        (r"(?<![\\a-zA-Z])ln ?(?=\()", r"\\ln "),
+        (r"(?<![\\a-zA-Z])(sin|cos|tan|log|ln) ?(?=\()", r"\\\1 "),
+        (r"(?<![\\a-zA-Z])sqrt ?(?:\(([^()]*)\)|(\d+))", r"\\sqrt{\1\2}"),
+        (r"(\d (?:week|day|hour|minute|yard|feet|foot|pound|dollar|euro)s?),? and (?=\d)", r"\1 "),
         (r"(?<![\\a-zA-Z])exp ?\(([^()]*)\)", r"e^{\1}"),
         (r"(?<![\\a-zA-Z])abs ?\(([^()]*)\)", r"|\1|"),
         (r"\^ ?-(\d+|[a-zA-Z])(?!\w)", r"^{-\1}"),

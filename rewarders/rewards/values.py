@@ -193,8 +193,7 @@ def _read(text: str) -> Value | None:
         value = (_read(spell(meaning)) or _as_words(meaning)) if meaning else None
         return None if isinstance(value, Choice) else Choice(text, False, letter=letter, meaning=value)
     if _MONTH.search(text) and re.search(r"\d", text):
-        words = re.findall(r"[a-z]{3}|\d+", re.sub(r"(?<=[a-z]{3})[a-z]+", "", text.lower()))
-        return Value(" ".join(sorted(words)), False)
+        return Value(_sorted_dates(text), False)
     if _DATE.fullmatch(text):
         return Value(text, False)
     if (ends := _RANGE.fullmatch(text)) and _is_rising(ends[1], ends[2]):
@@ -216,6 +215,19 @@ def _read(text: str) -> Value | None:
         return replace(value, label=label) if value else None
     value = Value(text)
     return value if _is_whole(text) or value.expression is not None else None
+
+
+def _sorted_dates(text: str) -> str:
+    """Return the dates of a text with the words of each sorted: "July 5 to June 6" is "5 jul to 6 jun".
+
+    The ends of a range of two months keep their order, several dates are sorted.
+    """
+    short = re.sub(r"(?<=[a-z]{3})[a-z]+", "", text.lower())
+    is_one = len(_MONTH.findall(text)) == 1
+    ends = [short] if is_one else re.split(r" ?(?:\bto\b|\bunt\b|\bthr\b|-) ?", short)
+    lists = [[end] if is_one else re.split(r"\b(?:and|or)\b|;", end) for end in ends]
+    words = [[" ".join(sorted(re.findall(r"[a-z]{3}|\d+", date))) for date in dates] for dates in lists]
+    return " to ".join(" and ".join(sorted(dates)) for dates in words)
 
 
 def _is_rising(low: str, high: str) -> bool:

@@ -6,7 +6,8 @@ _NO_WORDS = frozenset(
     re.findall(
         r"\w+",
         "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt lim max min gcd "
-        "lcm mod det pi inf arg deg dim ker sup hundred thousand million billion trillion 万 亿",
+        "lcm mod det pi inf arg deg dim ker sup hundred thousand lakh lakhs million crore "
+        "crores billion trillion 万 亿",
     )
 )
 _SHORT_WORDS = frozenset(
@@ -22,6 +23,7 @@ _MEANING = frozenset(
     re.findall(
         r"\w+",
         "than least most not minus negative plus half quarter third twice under over root double triple "
+        "doubled tripled quadrupled halved quadruple "
         "except excluding without but none no wrong divisible exceed exceeds exceeding above "
         "below between less "
         "dozen dozens off halves thirds quarters fourths fifths sixths eighths tenths hundredths "

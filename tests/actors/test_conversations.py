@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from penstock.actors import conversation
 from penstock.actors.conversation import shown
@@ -183,6 +183,15 @@ def test_truncation_in_tokenizer_json_cuts_no_turn(folder: Path, tmp_path: Path)
         for place in (folder, tmp_path)
     )
     assert plain.tolist() == left.tolist()
+
+
+def test_of_a_completion_only_an_end_token_is_left_out(folder: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken("</answer>", special=False), AddedToken("</s>", special=False)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    template = TurnTemplate(ChatSpec(CHATML, {"eos_token": "</s>"}), tmp_path)
+    for end, expected in (("<|im_end|>", "3"), ("</s>", "3"), ("</answer>", "3</answer>")):
+        assert template.text_of(tokenizer.encode(f"3{end}").ids) == expected
 
 
 def test_the_answers_of_tools_are_in_the_transcript(converse: Converse) -> None:

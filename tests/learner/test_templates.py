@@ -10,7 +10,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.common.chat import process as chat_process
 from penstock.common.chat import renderer as chat_renderer
-from penstock.common.chat.renderer import ChatRenderer
+from penstock.common.chat.renderer import ChatRenderer, RendererFailed
 from penstock.common.errors import ConfigError
 from penstock.learner.data.plan import completions_form
 from penstock.learner.data.templates import R1_PROMPT, Template
@@ -207,6 +207,16 @@ def test_a_process_that_does_not_start_is_told_with_the_limit_of_the_start(monke
     monkeypatch.setattr(chat_renderer, "_START_S", 0.001)
     with pytest.raises(ValueError, match=r"a process that did not start in 0\.001 s: try again"):
         ChatRenderer("a", {}).render([])
+
+
+def test_a_system_without_room_for_the_process_fails_one_prompt(monkeypatch):
+    renderer = ChatRenderer("a", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_renderer.sys, "executable", "/no/such/program")
+        for _ in range(2):
+            with pytest.raises(RendererFailed, match="could not be started"):
+                renderer.render([])
+    assert renderer.render([]) == "a"
 
 
 def test_the_process_of_a_template_ends_with_its_renderer_and_sees_no_password(monkeypatch):

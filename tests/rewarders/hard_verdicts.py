@@ -71,6 +71,40 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
          "The answer is 5 plus 6 ~ The answer is 5 squared ~ The answer is 5 factorial ~ The answer is 5 dozen"
          " ~ The answer is 5 × 6 ~ The answer is 5% of 6 ~ We tried it. The answer is 5 plus 6."),
     ],
+    "parts of plain formulas": [
+        ("3", "The answer is **3** apples. ~ We get 3 over the years.",
+         "The answer is 3 x 10^8 m/s. ~ The answer is 3 x^2. ~ The answer is 3 choose 2. ~ The answer is 3 halves."
+         " ~ The answer is 3 over 10. ~ The answer is 3 out of 10. ~ The answer is 3 to the power 4. ~ So it is 5 x 3."),
+        ("300000000", "The answer is 3 x 10^8 m/s.", "The answer is 3 x 10^7 m/s."),
+        ("5", "Dividing 10 by 2 gives 5. ~ If $a=3$ and $b=4$, then $c=5$. ~ So $x=4$ and $y=5$.",
+         "The answer is 5 sqrt(2). ~ The answer is 5 sin(x). ~ The answer is 5 ln 2. ~ The answer is 5 mod 3."),
+        (r"5\sqrt{2}", r"The answer is 5 sqrt(2). ~ \boxed{5 sqrt(2)} ~ So it is 5*sqrt(2)", r"\boxed{5 sqrt(3)}"),
+        (r"3\sin(x)", r"\boxed{3 sin(x)} ~ \boxed{3sin(x)}", r"\boxed{3 cos(x)}"),
+        ("8", "5 + 3 = 8 ~ Adding 5 + 3 gives 8 ~ So 2 x 4 = 8 apples. ~ The value of a + b is 8.",
+         "The value of the expression is a + 8. ~ The value is log 8. ~ The value is sqrt 8. ~ It is 2**8."),
+        ("7", "We round 6.7 to 7. ~ It went from 5 to 7.", "The polynomial is x^2 + 7. ~ The line is y = x + 7."),
+        ("10", "It is 10.", "So the probability is 3 out of 10. ~ The ratio is 3 to 10. ~ The chance is 1 in 10."),
+    ],
+    "several values in prose": [
+        ("4", "So x = 2 and y = 4.",
+         "The solutions are x = 2 and x = 4. ~ So x = 2 or x = 4. ~ Hence the roots are $2$ and $4$. ~ [2, 4] is the interval"
+         " ~ <answer>The solutions are $x=2$ and $x=4$</answer> ~ <answer>The solution set is {2, 4}</answer>"
+         " ~ The interval is [2, 4]. ~ The answer is x=4 and x=2. ~ <answer>x does not equal 4</answer>"),
+        ("2,3", "Factor it.\n\nHence $x=2$ or $x=3$. ~ Factor it.\n\nTherefore the solutions are 2 and 3.",
+         "Factor it.\n\nHence $x=2$ or $x=4$. ~ Factor it.\n\nTherefore the solutions are 2 and 4."),
+        ("2 hours 30 minutes", "It takes 2 hours and 30 minutes. ~ We count. It takes 2 hours 30 minutes.",
+         "We count. It takes 3 hours and 30 minutes. ~ It takes 30 minutes."),
+        ("30", "In 2 hours, 30 trains pass.",
+         "<answer>2 hours 30 minutes</answer> ~ It takes 2 hours 30 minutes. ~ The price is 3 dollars and 30 cents."),
+    ],
+    "scales and dates": [
+        ("10 lakh", r"1000000 ~ \boxed{10 \text{ lakh}}", "10"),
+        ("5 crore", "<answer>5 crore rupees</answer> ~ 50000000", "<answer>5 lakh rupees</answer> ~ 5"),
+        ("6", "6", r"\boxed{6\text{ doubled}} ~ \boxed{\text{quadruple }6}"),
+        ("40", r"\boxed{4十}", r"\boxed{4}"),
+        ("June 5 to July 6", "5 June to 6 July ~ June 5 - July 6", r"\boxed{\text{June 6 to July 5}} ~ July 6 to June 5"),
+        ("June 5 and July 6", "July 6 and June 5", "June 6 and July 5"),
+    ],
     "words behind answer is": [
         ("3", "The answer is 3. It is no surprise.", "We test it for n = 3. The answer is no. ~ I checked 3 cases.\n\nAnswer: none"),
         ("yes", "Therefore, the answer is yes. ~ We test it for n = 3. The answer is yes. ~ We tried.\n\n**Answer**: Yes",

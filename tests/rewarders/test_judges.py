@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -358,6 +359,19 @@ def test_scores_are_cached_by_threads_side_by_side(monkeypatch: pytest.MonkeyPat
     finally:
         sys.setswitchinterval(before)
     assert len(asked._cache) == 20
+
+
+def test_threads_that_begin_together_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = asyncio.new_event_loop
+
+    def slow() -> asyncio.AbstractEventLoop:
+        time.sleep(0.1)
+        return new()
+
+    monkeypatch.setattr(asyncio, "new_event_loop", slow)
+    judges = Judges(SETTINGS, lambda: None)
+    with ThreadPoolExecutor(4) as threads:
+        assert len({id(loop) for loop in threads.map(lambda _: judges._loop, range(4))}) == 1
 
 
 JUDGE = JudgeFile(model="m", prompt="{completion}")

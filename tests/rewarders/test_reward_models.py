@@ -55,6 +55,17 @@ def save_reward_model(folder: Path, seed: int, outputs: int = 1) -> Path:
     return folder
 
 
+def test_the_text_of_a_reset_belongs_to_the_question() -> None:
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "Guess. "}]
+    said = [{"role": "assistant", "content": "5"}]
+    arguments = {"prompts": [prompt], "completions": ["5"]}
+    reset = [{"role": "user", "content": "1 to 9"}]
+    (talk,) = reward_models.conversations_of(arguments | {"transcripts": [[*reset, *said]]})
+    assert talk == [prompt[0], {"role": "user", "content": "Guess. 1 to 9"}, *said]
+    (talk,) = reward_models.conversations_of(arguments | {"transcripts": [said]})
+    assert talk == [*prompt, *said]
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("models")
