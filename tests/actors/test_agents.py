@@ -367,7 +367,7 @@ def test_bytes_that_are_no_plain_call_get_an_error_of_the_same_form(
             assert (await exchange(endpoint, head_of(key, "Content-Length: 2") + b"{}"))[0] == 200
         await endpoint.close()
 
-    asyncio.run(asyncio.wait_for(look(), 60))
+    asyncio.run(asyncio.wait_for(look(), 300))
 
 
 def test_a_fault_of_the_endpoint_is_an_error_of_the_same_form() -> None:
@@ -382,7 +382,7 @@ def test_a_fault_of_the_endpoint_is_an_error_of_the_same_form() -> None:
         assert "a fault of Penstock" in answer["error"]["message"]
         await endpoint.close()
 
-    asyncio.run(asyncio.wait_for(look(), 60))
+    asyncio.run(asyncio.wait_for(look(), 300))
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +405,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
         writer.close()
         await endpoint.close()
 
-    asyncio.run(asyncio.wait_for(look(), 20))
+    asyncio.run(asyncio.wait_for(look(), 300))
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat"], ids=["nothing", "half a head"])
@@ -420,7 +420,7 @@ def test_a_connection_without_a_request_is_closed(sent: bytes, monkeypatch: pyte
         writer.close()
         await endpoint.close()
 
-    asyncio.run(asyncio.wait_for(look(), 20))
+    asyncio.run(asyncio.wait_for(look(), 300))
 
 
 def test_idle_connections_beyond_the_limit_are_closed_for_others() -> None:
@@ -459,7 +459,7 @@ def test_idle_connections_beyond_the_limit_are_closed_for_others() -> None:
             writer.close()
         await endpoint.close()
 
-    asyncio.run(asyncio.wait_for(look(), 60))
+    asyncio.run(asyncio.wait_for(look(), 300))
 
 
 class Failing(TalkingEngine):
@@ -702,7 +702,7 @@ def test_an_abort_ends_agents_and_open_calls_at_once(folder: Path) -> None:
             await asyncio.sleep(0.01)
         await groups.close()
 
-    asyncio.run(asyncio.wait_for(abort(), 60))
+    asyncio.run(asyncio.wait_for(abort(), 300))
     assert errors[0].status_code == 503
 
 

@@ -354,7 +354,7 @@ def test_an_aborted_group_samples_no_further_turn(folder: Path, pools: dict[str,
             await task
         assert groups.room() == 16
 
-    asyncio.run(asyncio.wait_for(talk(), 60))
+    asyncio.run(asyncio.wait_for(talk(), 300))
     assert len(engine.asked) == 2
 
 
@@ -383,7 +383,7 @@ def test_an_aborted_group_keeps_the_conversations_that_ended(
         engine.script[0] = call_of("wait", seconds=0)
         return aborted.value, await groups.generate("h", ticket, aborted.value.partial)
 
-    aborted, rollouts = asyncio.run(asyncio.wait_for(talk(), 60))
+    aborted, rollouts = asyncio.run(asyncio.wait_for(talk(), 300))
     begun, ended = aborted.partial
     assert begun is None
     assert ended is not None

@@ -33,7 +33,7 @@ from tests.tiny_tokenizer import LETTERS, save_tokenizer
 
 TEXTS = ("4", "the 4 is 4 and 4", "5", "no", "a 4", "12+3=15 a b c d e f g h")
 SETTINGS = RewarderSettings(
-    workers=1, timeout_s=10.0, memory_gib=1, reward_model_batch_size=4, reward_model_timeout_s=60.0
+    workers=1, timeout_s=10.0, memory_gib=1, reward_model_batch_size=4, reward_model_timeout_s=300.0
 )
 
 
