@@ -10,18 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from penstock.rewarders.rewards.answers import (
-    all_boxes,
-    final_answer,
-    has_phrase,
-    is_prose,
-    last_box,
-    last_part,
-    marked_part,
-)
+from penstock.rewarders.rewards.answers import all_boxes, final_answer, last_box, marked_part
 from penstock.rewarders.rewards.equality import same
 from penstock.rewarders.rewards.form import has_structure
 from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
+from penstock.rewarders.rewards.parts import has_phrase, is_prose, last_part
 from penstock.rewarders.rewards.values import Choice, Group, Value, is_defined, read_value
 from penstock.rewarders.rewards.words import directions, has_sentence
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from penstock.common.text import short
 from penstock.rewarders.rewards.accuracy import GOLD_TYPES, read_gold
-from penstock.rewarders.rewards.answers import after_marker, all_boxes, is_prose, last_part, marked_part
+from penstock.rewarders.rewards.answers import after_marker, all_boxes, marked_part
+from penstock.rewarders.rewards.parts import is_prose, last_part
 from penstock.rewarders.rewards.values import (
     SET,
     Choice,

@@ -17,6 +17,7 @@ _ROOT = re.compile(r"√ ?(?:(\d+(?:\.\d+)?|[a-zA-Z])|\(([^()]*)\))")
 _CHINESE = re.compile("(?<!\\d)[零〇一二两三四五六七八九十百千万亿]+")
 _CHINESE_DIGITS = str.maketrans("零〇一二三四五六七八九", "00123456789")
 _CHINESE_FORMS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile("一(?=[共起])"), ""),
     (re.compile("百分之([\\d.点零〇一二两三四五六七八九十百千]+)"), r"\1%"),
     (re.compile("负(?=[\\d零一二两三四五六七八九十百千万亿])"), "-"),
     (
@@ -45,6 +46,7 @@ _FONTS = re.compile(
 _RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (r"(?<![\da-zA-Z)*])\*\*(\d[^*\n]*)\*\*", r"\1"),
         (r"(?<![.,\d])(\d+),(?=\d\d(?!\d)\s*[€£])|(?<=[€£])(\s*\d+),(?=\d\d(?!\d))", r"\1\2."),
         (r"(?<=[$€£])( ?\d[\d.,]*) ?[kK](?![\w$])", r"\1 k"),
         (r"(?<=[$€£])( ?\d[\d.,]*) ?M(?![\w$])", r"\1 million"),
@@ -82,9 +84,13 @@ _RULES = [
         (r"</s>|<\|[a-z_]+\|>|\\(?:text)?color ?\{\w+\}|\\(?:bf|it|rm|sf|tt)(?![a-z]| ?\{)", " "),
         (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
         (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
-        (r"(?<![\\a-zA-Z])(sin|cos|tan|log|ln) ?(?=\()", r"\\\1 "),
+        (r"(?<![\\a-zA-Z])(sin|cos|tan|log|ln) ?(?=\(|(?<= )\d)", r"\\\1 "),
         (r"(?<![\\a-zA-Z])sqrt ?(?:\(([^()]*)\)|(\d+))", r"\\sqrt{\1\2}"),
-        (r"(\d (?:week|day|hour|minute|yard|feet|foot|pound|dollar|euro)s?),? and (?=\d)", r"\1 "),
+        (
+            r"(\d (?:week|day|hour|minute|yard|feet|foot|pound|dollar|euro)s?)(?:,|,? and) "
+            r"(?=\d+ (?:hour|minute|second|inch|ounce|cent)s?(?:es)?\b)",
+            r"\1 ",
+        ),
         (r"(?<![\\a-zA-Z])exp ?\(([^()]*)\)", r"e^{\1}"),
         (r"(?<![\\a-zA-Z])abs ?\(([^()]*)\)", r"|\1|"),
         (r"\^ ?-(\d+|[a-zA-Z])(?!\w)", r"^{-\1}"),

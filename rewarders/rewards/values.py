@@ -28,13 +28,16 @@ _CHOICE = re.compile(
 )
 _OTHER_CHOICE = re.compile(r"(?<!\w)\([A-J]\)|(?<![\w(])[A-J][.:)](?=\s+\S)")
 _LEAD = re.compile(
-    r"(?:(?:(?:the|so|final|correct|right) )*(?:answer|option|choice)(?: is)?\b ?:?"
+    r"(?:(?:(?:the|so|final|correct|right) )*(?:answer|ans|option|choice)(?: is)?\b ?:?"
     r"|(?:答案|故选|应选)[是为]?:?) ?(?=.)",
     re.I,
 )
 _BARE_MARK = re.compile(r"[()\[\]{}\u2983\u2984,;:]|(?<![a-zA-Z\\])(?:and|or|\\cup)(?![a-zA-Z])")
 _MARK = re.compile(rf"(?<![\d,.]){DIGITS}|{_BARE_MARK.pattern}")
-_LETTER = r"\\?[a-zA-Z]+'*(?:_ ?(?:\{[\w +-]*\}|\w+))?(?: ?\([a-zA-Z\d, ]*\))?"
+_LETTER = (
+    r"\\?[a-zA-Z]+'*(?:_ ?(?:\{[\w +-]*\}|\w+))?(?:\^ ?(?:\{ ?-1 ?\}|-1))?"
+    r"(?: ?(?:\((?:[a-zA-Z\d, |<>']|\\(?:cap|cup|mid)\b)*\)|\[[a-zA-Z\d, ]*\]))?"
+)
 _NAME = re.compile(
     rf"(?:m ?)?(?:\\[a-z]+ ?)?\{{? ?[A-Z]{{2,}} ?\}}?|\|? ?{_LETTER} ?\|?"
     rf"|\( ?{_LETTER}(?: ?, ?{_LETTER})+ ?\)|{_LETTER} ?: ?{_LETTER}"
