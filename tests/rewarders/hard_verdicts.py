@@ -112,6 +112,7 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
         ("2,3", "Therefore, $x = 2$ or $x = 3$. ~ Therefore, the solutions are 2 and 3.", "Therefore, $x = 2$ or $x = 4$."),
         (r"5\sqrt{2}", "By the Pythagorean theorem, the hypotenuse is 5√2.", "By the theorem, the hypotenuse is 5√3."),
         (r"\ln 5", "We integrate. So x = ln 5.", "We integrate. So x = ln 6. ~ We integrate. So x = 5."),
+        ("9", "The remainder is 9 (mod 10).", "The remainder is 8 (mod 9). ~ It is 12 mod 9."),
         ("3-i", "We solve it. The answer is 3 - i.", "We solve it. The answer is 3 + i."),
         ("2", "2", "The answer is 2(x + 1). ~ The answer is 2x - y. ~ The answer is 2 - i. ~ The area is 2 π."),
     ],
