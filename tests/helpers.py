@@ -29,7 +29,7 @@ ALONE = 1_000_000
 """In a delivery count: the ticket runs alone. Twice this is a renewal (common/broker/functions.lua)."""
 
 
-def wait_until(predicate: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+def wait_until(predicate: Callable[[], Any], what: str, timeout_s: float = 300.0) -> Any:
     """The first true value of `predicate`; fails naming `what` when none came in time."""
     deadline = time.monotonic() + timeout_s
     while True:

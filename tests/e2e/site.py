@@ -199,7 +199,7 @@ class Site:
         os.kill(self.pid_of(child), signal.SIGKILL)
         return step
 
-    def wait_for(self, predicate: Callable[[], bool], what: str, timeout_s: float = 300) -> None:
+    def wait_for(self, predicate: Callable[[], bool], what: str, timeout_s: float = 900) -> None:
         """Wait; fails with the run's last lines, or when the run ends first."""
 
         def check() -> bool:
