@@ -350,6 +350,22 @@ def test_more_and_fewer_workers_run_as_asked_and_nobody_else_starts_again(shifts
     assert not shift.said("learner.2", "")
 
 
+def test_of_more_workers_than_are_asked_for_those_that_do_not_run_end_first(
+    shifts: list[Shift], tmp_path: Path
+) -> None:
+    fails = f"sh -c 'mkdir {tmp_path}/first && exit 70; echo here; {FOREVER}'"
+    limits = replace(LIMITS, first_backoff_s=60.0, longest_backoff_s=60.0)
+    shift = begin(shifts, {"learner": STAYS, "actor": fails}, limits=limits)
+    shift.wait_for("actor.1", "It starts again in 60 s")
+    shift.supervisor.ask("actor", 3)
+    shift.wait_for("actor.2", "here")
+    shift.wait_for("actor.3", "here")
+    shift.supervisor.ask("actor", 1)
+    shift.wait_for("actor.3", "Killed by SIGTERM")
+    told = [one.child for one in shift.reports if "Told to end" in one.text]
+    assert told == ["actor.1", "actor.3"]
+
+
 def test_a_worker_that_does_not_end_when_there_are_to_be_fewer_is_killed(shifts: list[Shift]) -> None:
     commands = {"learner": STAYS, "actor": STUBBORN}
     shift = begin(shifts, commands, limits=replace(LIMITS, terminate_s=0.5))
