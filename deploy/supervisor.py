@@ -96,9 +96,7 @@ class Supervisor:
     def stop(self, at_once: bool = False) -> None:
         """Make `run` end its processes in order, by SIGTERM; a second call `at_once` kills them.
 
-        Return at once, without waiting for their end.
-
-        Safe in signal handlers and threads.
+        Return at once, without waiting for their end. Safe in signal handlers and threads.
         """
         self._stops += at_once or not self._stops
 
