@@ -96,9 +96,7 @@ class Supervisor:
     def stop(self, at_once: bool = False) -> None:
         """Make `run` end its processes in order, by SIGTERM; a second call `at_once` kills them.
 
-        Return at once, without waiting for their end.
-
-        Safe in signal handlers and threads.
+        Return at once, without waiting for their end. Safe in signal handlers and threads.
         """
         self._stops += at_once or not self._stops
 
@@ -142,16 +140,16 @@ class Supervisor:
         return self._learner_code if self._failed_code is None else self._failed_code
 
     def _scale(self) -> None:
-        """Add and end processes until each role has as many as were asked for, the newest first.
+        """Add and end processes until each role has as many as were asked for.
 
-        A process that is not wanted gets SIGTERM, an actor SIGKILL after `terminate_s`; then it is
-        forgotten.
+        Those that do not run end first, then the newest. Each gets SIGTERM, an actor SIGKILL after
+        `terminate_s`; then it is forgotten.
         """
         self.children = [one for one in self.children if one.wanted or one.running]
         self._kill_late()
         for role, count in list(self._asked.items()):
             wanted = [one for one in self.children if one.wanted and one.service.name == role]
-            for child in reversed(wanted[count:]):
+            for child in reversed(sorted(wanted, key=lambda one: not one.running)[count:]):
                 child.wanted = False
                 child.terminate()
                 if role == ACTOR:  # a rewarder's time to end depends on the judges that it asks

@@ -1,8 +1,8 @@
 """How many processes each `penstock up` of a run is to have, and has, on the queue server.
 
-The hash `supervisors` has a sign of each `penstock up` by name, such as "host12-4711", which it renews
-each second. The hash `scale` has the wishes: field "host12-4711/actor" is "3" for three actors. A wish
-is for one `penstock up`, and ends with it.
+The hash `supervisors` has a sign of each `penstock up` by name, such as "up-host12-4711-a3f09c", which
+it renews each second. The hash `scale` has the wishes: field "up-host12-4711-a3f09c/actor" is "3" for
+three actors. A wish is for one `penstock up`, and ends with it.
 """
 
 from dataclasses import dataclass

@@ -251,15 +251,15 @@ def _complete(source: Source, wanted: Wanted, part: Path) -> None:
 
 def _stored(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
     """Yield the bytes of the wanted file in an object store from byte `begin` on. Raise FetchFailed."""
-    deadline = Deadline(_limit_s(wanted, begin), math.inf)
+    deadline = Deadline(limit_s(wanted.size - begin), math.inf)
     for chunk in read_file(source.address_of(wanted.path), begin, wanted.size):
         _check_time(deadline, source, wanted)
         yield chunk
 
 
-def _limit_s(wanted: Wanted, begin: int) -> float:
-    """Return the seconds in which the rest of a file from byte `begin` on has to be here."""
-    return _SILENCE_S + (wanted.size - begin) / _SLOWEST
+def limit_s(size: int) -> float:
+    """Return the seconds in which `size` bytes, a file or its rest, have to be here."""
+    return _SILENCE_S + size / _SLOWEST
 
 
 def _check_time(deadline: Deadline, source: Source, wanted: Wanted) -> None:
@@ -284,7 +284,7 @@ def _rest(source: Source, wanted: Wanted, begin: int) -> Iterator[bytes]:
     timeout = httpx.Timeout(_CONNECT_S, read=_SILENCE_S)
     certificates = _certificates(os.environ.get("SSL_CERT_FILE", ""))
     transport = httpx.HTTPTransport(socket_options=KEEPALIVE, verify=certificates)
-    deadline = Deadline(_limit_s(wanted, begin), math.inf)
+    deadline = Deadline(limit_s(wanted.size - begin), math.inf)
     with (
         httpx.Client(transport=transport, timeout=timeout, trust_env=False) as client,
         _cutting(lambda: deadline.expired() or source.moved()) as trace,

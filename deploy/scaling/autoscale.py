@@ -119,7 +119,7 @@ class Measuring:
         self._waits.append(min(1.0, progress.wait_s / progress.step_s))
         if len(self._waits) < _LOOKS:
             return None
-        return self._decide(min(actors, joined), others)
+        return self._decide(actors, min(actors, joined), others)
 
     def _note_present(self, present: tuple[int, int, int], progress: LearnerProgress) -> None:
         """Forget the waits that were measured if `present` has changed, or while actors start.
@@ -135,17 +135,19 @@ class Measuring:
             self._waits, self._was_over = [], False
             self._rates.clear()
 
-    def _decide(self, actors: int, others: int) -> int | None:
-        """Return the rule's number for the mean of the waits, which are then forgotten; None to stay.
+    def _decide(self, actors: int, joined: int, others: int) -> int | None:
+        """Return how many to ask for by the mean of the waits, which are then forgotten; None to stay.
 
-        It is for `actors` that have joined, beside which `others` work.
+        The rule is for those that have `joined`, beside which `others` work. Of the `actors` that are
+        asked for as many stay as have not joined: which ones `penstock up` would end is not known.
         """
         wait, rate = fmean(self._waits), fmean(self._rates)
         self._waits = []
         is_over = wait >= self._rule.target
         unsure = is_over and not self._was_over and wait < 2 * self._rule.target
         self._was_over = is_over
-        wanted = self._rule.next(actors, wait, rate / max(1 - wait, _LEAST_BUSY), others)
+        more = self._rule.next(joined, wait, rate / max(1 - wait, _LEAST_BUSY), others) - joined
+        wanted = min(self._rule.most, actors + more)
         return None if unsure or wanted == actors else wanted
 
 

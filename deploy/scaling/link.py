@@ -5,7 +5,6 @@ was started with --only, and has no learner to wait for, also reads whether the 
 """
 
 import contextlib
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from penstock.common.broker.keys import Keys
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.scale import Scale
 from penstock.common.errors import ConfigError, PenstockError, ServerUnavailable
+from penstock.common.role import consumer_name
 from penstock.deploy.child import Report
 from penstock.deploy.supervisor import Supervisor
 
@@ -37,7 +37,7 @@ class ScaleLink:
         report: Callable[[Report], None],
         guest: bool = False,
     ) -> None:
-        self.name = f"{socket.gethostname()}-{os.getpid()}"
+        self.name = consumer_name("up")  # a restarted container has the same host and process id
         self._supervisor, self._connect, self._keys = supervisor, connect, Keys(run)
         self._report, self._guest = report, guest
         self._connection: Connection | None = None
@@ -77,11 +77,12 @@ class ScaleLink:
             self._connection = self._connect(self._ended)
             self._view = RunView(self._connection, self._keys)
         if self._guest:
-            self._saw_end = ended = self._view.ended()
+            ended = self._view.ended()
             self._supervisor.goes_on = not ended
-            if ended and self._went_on:  # else the workers wait for a learner that goes on with it
-                self._supervisor.leave()
             self._went_on = self._went_on or not ended
+            self._saw_end = ended and self._went_on  # else the workers wait for a learner that goes on
+            if self._saw_end:
+                self._supervisor.leave()
         scale = Scale(self._connection, self._keys)
         for role, count in scale.wishes(self.name).items():
             self._supervisor.ask(role, count)

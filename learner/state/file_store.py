@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from penstock.common.deadline import Deadline
 from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
-from penstock.common.transfer.download import FetchFailed, Source
+from penstock.common.transfer.download import FetchFailed, Source, limit_s
 from penstock.common.transfer.object_store import (
     PackageMissing,
     StoreFailed,
@@ -21,6 +22,8 @@ from penstock.common.wire.messages import DELTA_FILE, Weights
 from penstock.learner.state.versions import FOLDER_NAME, KEEP
 
 _RETRY_S = 2.0
+_MOST = 4 * KEEP
+"""Versions in the store at most, however slow a download may be: each is as large as the model."""
 
 log = get_logger(__name__)
 
@@ -45,6 +48,7 @@ class FileStore:
         self.is_used = True  # who reads a store is not known
         self._retry_s, self._stopping, self._progress = retry_s, stopping, progress
         self._offered: Weights | None = None
+        self._replaced: dict[str, float] = {}  # by name of a version, since when a newer one is there
         for name in names:
             self._put(model / name, f"{url}/model/{name}")
         log.info(f"Actors and rewarders on other hosts get the run's files from {url}.")
@@ -53,7 +57,8 @@ class FileStore:
         """Copy a version that is on this host, and return its announcement, which names the store.
 
         The version that was offered last is not copied again. Of the versions in the store up to this
-        one the newest 4 are kept. Raise StoreFailed if no try succeeds.
+        one the newest 4 are kept, and up to 12 older ones whose download may have begun before the next
+        version and not be over. Raise StoreFailed if no try succeeds.
         """
         if weights != self._offered:
             folder = Path(weights.path)
@@ -61,7 +66,7 @@ class FileStore:
             for name in (*names, *(one.name for one in weights.files)):
                 self._put(folder / name, f"{self.url}/versions/{folder.name}/{name}")
             self._offered = weights
-            self._remove_old(folder.name)
+            self._remove_old(folder.name, weights.size)
         return replace(weights, url=self.url, token="")
 
     def being_fetched(self) -> frozenset[str]:
@@ -87,15 +92,18 @@ class FileStore:
                 self._progress()
                 self._stopping.wait(_RETRY_S)
 
-    def _remove_old(self, newest: str) -> None:
-        """Delete all but the newest of the versions up to `newest`. What stays is logged as a warning.
+    def _remove_old(self, newest: str, size: int) -> None:
+        """Delete old versions of `size` bytes up to `newest`. What stays by an error is logged.
 
         Later versions belong to another run of this name, which may still go on.
         """
-        versions = f"{self.url}/versions"
+        versions, now = f"{self.url}/versions", time.monotonic()
         try:
-            names = [name for name in list_folder(versions) if FOLDER_NAME.fullmatch(name)]
-            for name in [name for name in names if name <= newest][:-KEEP]:
-                remove_folder(f"{versions}/{name}")
+            found = list_folder(versions)
+            names = [name for name in found if FOLDER_NAME.fullmatch(name) and name <= newest]
+            self._replaced = {name: self._replaced.get(name, now) for name in names[:-1]}
+            for name in names[:-KEEP]:
+                if name in names[:-_MOST] or now - self._replaced[name] >= limit_s(size):
+                    remove_folder(f"{versions}/{name}")
         except StoreFailed as error:
             log.warning(f"Old versions stay in the store: {error}")

@@ -188,7 +188,17 @@ def test_an_actor_that_never_joins_is_waited_for_for_ten_minutes() -> None:
     measuring = Measuring(Rule(1, 8, 0.1))
     assert [measuring.look(2, [5.0], progress(step, 0.7)) for step in range(600)] == [None] * 600
     later = [measuring.look(2, [5.0], progress(step, 0.7)) for step in range(600, 620)]
-    assert [wanted for wanted in later if wanted] == [3]  # by the one that works
+    assert [wanted for wanted in later if wanted] == [4]  # two more, by the one that works
+
+
+@pytest.mark.parametrize(
+    ("most", "wait_s", "asked"), [(8, 0.25, None), (16, 0.25, 9), (16, 0.9, 16), (8, 0.02, 6)]
+)
+def test_actors_that_never_join_cost_none_that_work(most: int, wait_s: float, asked: int | None) -> None:
+    """Of 8 that are asked for 4 work, which wait for nobody: 5 would end three of them."""
+    measuring = Measuring(Rule(1, most, 0.1))
+    looks = [measuring.look(8, [5.0] * 4, progress(step, wait_s)) for step in range(620)]
+    assert next((wanted for wanted in looks if wanted), None) == asked
 
 
 def test_actors_of_other_machines_are_not_taken_for_those_that_start() -> None:

@@ -23,7 +23,7 @@ from penstock.common.broker.run_view import RunView
 from penstock.common.broker.scale import Scale
 from penstock.common.config.command import execute_command
 from penstock.common.config.redis_url import parse_url
-from penstock.common.errors import ConfigError, MalformedMessage
+from penstock.common.errors import ConfigError, MalformedMessage, ServerUnavailable
 from penstock.common.files.run_folder import RunFolder
 from penstock.common.wire.codec import encode
 from penstock.deploy import supervisor
@@ -350,6 +350,22 @@ def test_more_and_fewer_workers_run_as_asked_and_nobody_else_starts_again(shifts
     assert not shift.said("learner.2", "")
 
 
+def test_of_more_workers_than_are_asked_for_those_that_do_not_run_end_first(
+    shifts: list[Shift], tmp_path: Path
+) -> None:
+    fails = f"sh -c 'mkdir {tmp_path}/first && exit 70; echo here; {FOREVER}'"
+    limits = replace(LIMITS, first_backoff_s=60.0, longest_backoff_s=60.0)
+    shift = begin(shifts, {"learner": STAYS, "actor": fails}, limits=limits)
+    shift.wait_for("actor.1", "It starts again in 60 s")
+    shift.supervisor.ask("actor", 3)
+    shift.wait_for("actor.2", "here")
+    shift.wait_for("actor.3", "here")
+    shift.supervisor.ask("actor", 1)
+    shift.wait_for("actor.3", "Killed by SIGTERM")
+    told = [one.child for one in shift.reports if "Told to end" in one.text]
+    assert told == ["actor.1", "actor.3"]
+
+
 def test_a_worker_that_does_not_end_when_there_are_to_be_fewer_is_killed(shifts: list[Shift]) -> None:
     commands = {"learner": STAYS, "actor": STUBBORN}
     shift = begin(shifts, commands, limits=replace(LIMITS, terminate_s=0.5))
@@ -512,6 +528,35 @@ def test_workers_of_a_run_that_has_ended_may_wait_until_it_goes_on(
         connection.execute("SET", keys.state, state)
         link._look()
         assert watched._left is leaves
+
+
+@pytest.mark.parametrize("states", [["ended"], ["running"], ["running", "ended"]])
+def test_workers_leave_with_the_server_if_their_run_has_ended_since_they_came(
+    connection: Connection, run_name: str, states: list[str]
+) -> None:
+    keys, watched = Keys(run_name), Supervisor([], {}, lambda _: None)
+    connection.execute("HSET", keys.fence, "lease", 0)
+    link = ScaleLink(watched, lambda _: connection, run_name, lambda _: None, guest=True)
+    for state in states:
+        connection.execute("SET", keys.state, state)
+        link._look()
+    watched._left = False  # only what the loss does is looked at
+    link._forget(ServerUnavailable("no answer within 1 s"))
+    assert watched._left is (len(states) == 2)
+
+
+def test_what_was_asked_of_a_penstock_up_is_not_for_the_next_of_its_host_and_process_id(
+    connection: Connection, run_name: str
+) -> None:
+    """As in a container that starts again."""
+    asked, scale = list[tuple[str, int]](), Scale(connection, Keys(run_name))
+    watched = Supervisor([], {}, lambda _: None)
+    watched.ask = lambda *what: asked.append(what)  # type: ignore[method-assign]
+    for _ in range(2):
+        link = ScaleLink(watched, lambda _: connection, run_name, lambda _: None)
+        link._look()
+        assert asked == []
+        scale.wish(link.name, "actor", 0)
 
 
 def test_up_runs_some_roles_for_a_run_elsewhere_until_that_ends(

@@ -25,7 +25,6 @@ from penstock.common.files.atomic import read_json_lines
 from penstock.deploy.demo.base_model import make_base_model
 from penstock.deploy.demo.report import right_by_step
 from penstock.deploy.demo.task import write_task
-from penstock.learner.state.versions import KEEP
 from tests.e2e.site import ROOT, Site
 from tests.helpers import NIGHTLY
 from tests.judge import judge
@@ -185,7 +184,7 @@ def test_roles_join_and_train_with_the_queue_servers_address_alone(
     assert any(json.loads(line).get("perf/delta_bytes") for line in lines) is (way == "queue")
     assert any(cache.glob("deltas/*/model.delta")) is (way == "queue")
     if way == "store":
-        assert len(list(store.glob("e2e/versions/*/model.safetensors"))) == KEEP
+        assert len(list(store.glob("e2e/versions/*/model.safetensors"))) > STEPS  # all are young
 
 
 @pytest.mark.e2e

@@ -67,12 +67,29 @@ def test_what_is_offered_can_be_fetched_and_nothing_else_is_there(
     assert there == ["run/model/config.json", "run/model/tokenizer.json", version]
 
 
-def test_the_newest_four_versions_are_kept(store: FileStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lasts_s", "kept"), [(0.0, 4), (60.0, 16)])
+def test_the_newest_four_versions_are_kept_and_twelve_that_may_still_be_fetched(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasts_s: float, kept: int
+) -> None:
+    monkeypatch.setattr(file_store, "limit_s", lambda size: lasts_s * size / len(CONTENT))
     (tmp_path / "store/run/versions/mine").mkdir(parents=True)
-    for step in range(7):
+    for step in range(20):
         store.offer(weights_of(tmp_path, step))
-    kept = [f"000001-{step:08d}" for step in range(3, 7)]
-    assert list_folder(f"{store.url}/versions") == [*kept, "mine"]
+    names = [f"000001-{step:08d}" for step in range(20 - kept, 20)]
+    assert list_folder(f"{store.url}/versions") == [*names, "mine"]
+
+
+def test_a_download_may_go_on_while_versions_come_until_its_time_is_over(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time counts from the next version on: up to then it may begin."""
+    now = [0.0]
+    monkeypatch.setattr(file_store.time, "monotonic", lambda: now[0])
+    for step in range(10):
+        store.offer(weights_of(tmp_path, step))
+        now[0] += 100.0
+        there = list_folder(f"{store.url}/versions")[0]
+        assert there == f"000001-{max(0, step - 7):08d}", "616 s for the whole MiB"
 
 
 def test_a_download_goes_on_where_it_was_cut(store: FileStore, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -60,12 +61,18 @@ def test_an_element_is_queued_again_without_the_others_of_its_array(tmp_path):
     Of the 60 s between the signal and the end the actor has 40, so little is left to wait for the run's.
     """
     ends = 'echo "$@" >> slept; kill -TERM $PPID'  # as Slurm does at the end of the element's time
-    commands = {"actor": "", "srun": "exit 70", "sleep": ends, "scontrol": 'echo "$@" > called'}
+    commands = {
+        "actor": "",
+        "srun": "exit 70",
+        "sleep": ends,
+        "scontrol": 'echo "$@" > called',
+        "squeue": "",
+    }
     for name, text in commands.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o700)
-    (tmp_path / "first/slurm").mkdir(parents=True)
-    (tmp_path / "first/slurm/url").touch()
+    (tmp_path / "first.slurm").mkdir()
+    (tmp_path / "first.slurm/url").touch()
     variables = {
         "RUN_NAME": "first", "RUN_DIR": ".", "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "36", "SLURM_ARRAY_JOB_ID": "36", "SLURM_ARRAY_TASK_ID": "3",
@@ -74,6 +81,74 @@ def test_an_element_is_queued_again_without_the_others_of_its_array(tmp_path):
     assert (tmp_path / "called").read_text() == "requeue incomplete 36_3\n"
     slept = sum(map(int, (tmp_path / "slept").read_text().split()))
     assert 40 + slept <= 52
+
+
+@pytest.mark.parametrize(("hours_ago", "waits"), [(1, True), (3, False)])
+@pytest.mark.parametrize("starts", [1, 2])
+def test_an_element_ends_with_its_own_run_and_not_with_an_earlier_one(
+    tmp_path, hours_ago, waits, starts
+):
+    """A run ended two hours ago. The time of submission is asked for once: a requeue changes it."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - 3600 * hours_ago))
+    commands = {
+        "actor": "", "sleep": "touch waits",
+        "squeue": f"[ -e asked ] && date +%FT%T || echo {at}; touch asked",
+        "scontrol": 'echo "$@" > called',
+    }  # fmt: skip
+    for name, text in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    (tmp_path / "first.slurm").mkdir()
+    (ended := tmp_path / "first.slurm/ended").touch()
+    os.utime(ended, (time.time() - 7200,) * 2)
+    variables = {
+        "RUN_NAME": "first", "RUN_DIR": ".", "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_ARRAY_JOB_ID": "36", "SLURM_ARRAY_TASK_ID": "3", "SECONDS": "595",
+    }  # fmt: skip
+    for start in range(starts):
+        variables["SLURM_RESTART_COUNT"] = str(start)
+        subprocess.run(["bash", SLURM / "actors.sbatch"], cwd=tmp_path, env=variables, check=True)
+    assert (tmp_path / "called").exists() is (tmp_path / "waits").exists() is waits
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_the_learners_job_begins_a_new_run_once_and_its_files_stay_where_the_actors_look(
+    tmp_path, began
+):
+    """A job that is queued again before a learner claimed the run has begun none."""
+    up = f"""
+        echo $LEARNER_RESUME >> resumes
+        if [ $LEARNER_RESUME = new ]; then mv first first.$(wc -l < resumes); mkdir first; fi
+        {"mkdir -p first/claims" if began else ""}
+        touch up; until [ -e end ]; do sleep 0.1; done; exit 1
+    """
+    commands = {
+        "penstock": up,
+        "scontrol": "echo Restarts=9",
+        "scancel": "touch end",
+        "hostname": "echo n",
+    }
+    for name, text in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    (tmp_path / "first/claims").mkdir(parents=True)
+    os.utime(tmp_path / "first/claims", (0, 0))
+    variables = {
+        "RUN_NAME": "first", "RUN_DIR": ".", "SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": ".",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "LEARNER_RESUME": "new",
+    }  # fmt: skip
+    for start in range(2):
+        for name in ("up", "end"):
+            (tmp_path / name).unlink(missing_ok=True)
+        job = subprocess.Popen(
+            ["bash", SLURM / "learner.sbatch"], cwd=tmp_path,
+            env=variables | {"SLURM_RESTART_COUNT": str(start)},
+        )  # fmt: skip
+        wait_until((tmp_path / "up").exists, "penstock up")
+        assert (tmp_path / "first.slurm/url").exists()
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 1
+    assert (tmp_path / "resumes").read_text() == f"new\n{'auto' if began else 'new'}\n"
 
 
 def test_the_learners_procfile_uses_what_its_script_sets():
@@ -117,8 +192,8 @@ def test_the_learners_job_is_queued_again_if_it_is_told_to_stop(tmp_path, told, 
         assert (tmp_path / "called").read_text().startswith("requeue incomplete 7\n")
         assert (tmp_path / "signal").read_text() == "--quiet --signal=TERM 7\n"
     assert not (tmp_path / "told").exists(), "the learner is told by its step alone"
-    assert not (tmp_path / "first/slurm/url").exists()
-    assert (tmp_path / "first/slurm/ended").exists() is not goes_on
+    assert not (tmp_path / "first.slurm/url").exists()
+    assert (tmp_path / "first.slurm/ended").exists() is not goes_on
 
 
 def test_the_learners_step_ends_at_once_when_its_time_is_over(tmp_path):

@@ -216,7 +216,8 @@ def test_a_run_on_slurm_loses_nothing_when_an_element_is_queued_again(
         wait_until(lambda: slurm.jobs().get(learner) == "PENDING", "the learner in the queue", 120)
         newest = max(path.name for path in (site.run_folder / "checkpoints").iterdir())
         assert int(newest.rpartition("-")[2]) == site.steps() < 80, "of the step at which it was told"
-        wait_until((site.run_folder / "slurm" / "ended").exists, "the run's end", 1200)
+        ended = site.run_folder.with_name(f"{site.run_folder.name}.slurm") / "ended"
+        wait_until(ended.exists, "the run's end", 1200)
         wait_until(lambda: not slurm.jobs(), "the end of all jobs", 900)
     except AssertionError as error:
         logs = "\n".join(path.read_text()[-2000:] for path in sorted(tmp_path.glob("*.log")))
