@@ -22,7 +22,7 @@ from penstock.common.wire.messages import DELTA_FILE, Weights
 from penstock.learner.state.versions import FOLDER_NAME, KEEP
 
 _RETRY_S = 2.0
-_MOST = 4 * KEEP
+_MOST = 2 * KEEP
 """Versions in the store at most, however slow a download may be: each is as large as the model."""
 
 log = get_logger(__name__)
@@ -57,7 +57,7 @@ class FileStore:
         """Copy a version that is on this host, and return its announcement, which names the store.
 
         The version that was offered last is not copied again. Of the versions in the store up to this
-        one the newest 4 are kept, and up to 12 older ones whose download may have begun before the next
+        one the newest 4 are kept, and up to 4 older ones whose download may have begun before the next
         version and not be over. Raise StoreFailed if no try succeeds.
         """
         if weights != self._offered:

@@ -67,8 +67,8 @@ def test_what_is_offered_can_be_fetched_and_nothing_else_is_there(
     assert there == ["run/model/config.json", "run/model/tokenizer.json", version]
 
 
-@pytest.mark.parametrize(("lasts_s", "kept"), [(0.0, 4), (60.0, 16)])
-def test_the_newest_four_versions_are_kept_and_twelve_that_may_still_be_fetched(
+@pytest.mark.parametrize(("lasts_s", "kept"), [(0.0, 4), (60.0, 8)])
+def test_the_newest_four_versions_are_kept_and_four_that_may_still_be_fetched(
     store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasts_s: float, kept: int
 ) -> None:
     monkeypatch.setattr(file_store, "limit_s", lambda size: lasts_s * size / len(CONTENT))
@@ -87,9 +87,9 @@ def test_a_download_may_go_on_while_versions_come_until_its_time_is_over(
     monkeypatch.setattr(file_store.time, "monotonic", lambda: now[0])
     for step in range(10):
         store.offer(weights_of(tmp_path, step))
-        now[0] += 100.0
+        now[0] += 200.0
         there = list_folder(f"{store.url}/versions")[0]
-        assert there == f"000001-{max(0, step - 7):08d}", "616 s for the whole MiB"
+        assert there == f"000001-{max(0, step - 4):08d}", "616 s for the whole MiB"
 
 
 def test_a_download_goes_on_where_it_was_cut(store: FileStore, tmp_path: Path) -> None:
