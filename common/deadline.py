@@ -10,6 +10,8 @@ Result = TypeVar("Result")
 
 REPORT_EVERY_S = 30.0
 """A wait is reported each time that it has lasted this many seconds more."""
+
+
 _LEAVE_S = 2.0  # of a grace period, for the process to end
 
 

@@ -58,8 +58,11 @@ from penstock.deploy.showing.logs import LogFiles
 from penstock.deploy.supervisor import LEARNER_STAGE, SERVER_STAGE, WORKER_STAGE, Limits, Supervisor
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
+
+
 _LOOK_S = 1.0
 """The time that a look at the run, for people, may wait for the queue server."""
+
 _LINGER_S = 5.0
 """The time that processes of other machines have to see the run's end on the queue server."""
 

@@ -20,6 +20,7 @@ _CALLS = "penstock.rewarders.reward_process"
 _CHECKS = 3
 """Tries to check a reward whose process is killed: a machine without memory kills too."""
 
+
 _LONGEST_SOURCE = 2**24
 _SLOW = "REWARDER_TIMEOUT_S: make the reward faster, or raise this setting"
 

@@ -28,6 +28,7 @@ _KEEPER_S = 30.0
 _PIECE = 2**16
 _ABNORMAL = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
+
 _LOST = "closed the connection for its answer"
 KILLED = (-signal.SIGKILL, _LOST)
 """Outcomes that need not be the code's doing: it had to be killed, or another program did that."""

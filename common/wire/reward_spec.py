@@ -52,8 +52,10 @@ LANGUAGES: Mapping[str, tuple[str, ...]] = {
 }
 """The languages of language_consistency, each with the Unicode names of its scripts."""
 
+
 MODEL: Final = "model"
 """The kind of a reward that a model computes: `model:NAME=FOLDER-or-id` in LEARNER_REWARDS."""
+
 
 JUDGE: Final = "judge"
 """The kind of a reward that a judge gives: `judge:NAME=FILE.toml` in LEARNER_REWARDS."""
