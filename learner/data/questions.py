@@ -60,21 +60,30 @@ class QuestionReader:
         columns get `prompt`, without an answer at its end, and, if a gold answer is mapped, `solution`.
         A prompt over max_prompt_length tokens is counted in `too_long`. With overlong_prompts=drop
         return None for it, else keep its last tokens. Raise DataError, which begins with `where`, such
-        as "gsm8k.jsonl, row 3", if the row has no usable question or mapped gold answer, a value that no
-        ticket can hold, or no known environment. Raise ConfigError if the chat template rejects the row.
+        as "gsm8k.jsonl, row 3", if the row has no usable question or mapped gold answer, what no ticket
+        can hold, such as a prompt without tokens, or no known environment. Raise ConfigError, which
+        begins with `where` too, if the chat template rejects the row.
         """
         columns = {str(name): plain(value) for name, value in row.items()}
         prompt = look_up(columns, mapping.prompt)
         solution = look_up(columns, mapping.solution) if mapping.solution else None
+        columns["prompt"] = prompt = as_messages(prompt, where)
+        if mapping.solution:
+            columns["solution"] = solution
         check_columns(columns, where)  # before anything recurses into a value
-        prompt = as_messages(prompt, where)
         check_row(prompt, solution, mapping, where)
-        prompt = without_answer(prompt)
+        columns["prompt"] = prompt = without_answer(prompt)
         try:
             tools = self._episodes.tools_of(columns)
         except ValueError as error:
             raise DataError(f"{where}: {error}. Correct this row, or LEARNER_ENVIRONMENT") from error
-        ids = self._template.render(prompt, tools) if self._template else []
+        try:
+            ids = self._template.render(prompt, tools) if self._template else []
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        if self._template and not ids:
+            remedy = "Correct the row, or LEARNER_PROMPT_TEMPLATE"
+            raise DataError(f"{where}: the prompt has no token, expected at least one. {remedy}")
         self.unknown += self._unknown_id in ids
         limit, self.longest = self._settings.max_prompt_length, max(self.longest, len(ids))
         if len(ids) > limit:
@@ -82,9 +91,6 @@ class QuestionReader:
             if self._settings.overlong_prompts == "drop":
                 return None
             ids = ids[-limit:]  # the end has the question, and the marker after which the answer begins
-        columns["prompt"] = prompt
-        if mapping.solution:
-            columns["solution"] = solution
         return Question(np.array(ids, dtype="<i4"), columns, where)
 
 
