@@ -53,7 +53,7 @@ def map_columns(
     case: `Answer` comes before `solution` as `answer` does. `source` names the data set in errors. Names
     with dots are looked up in `row`, any of its rows. Raise DataError if a column that is set, the
     question's, or the gold answer's if a built-in of settings.rewards needs it, is missing; if two such
-    columns differ only in capitals; or if the question is in both `instruction` and `input`.
+    columns differ only in capitals; or if the question is in both `instruction` and `input`, in any case.
     """
     found = list(names)
 
@@ -85,9 +85,10 @@ def map_columns(
         raise DataError(f"{source}: {missing}; {there}.")
 
     prompt = pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN")
-    if not settings.prompt_column and prompt.lower() == "instruction" and "input" in found:
-        remedy = f"set LEARNER_PROMPT_COLUMN={prompt} to leave input out, or join them"
-        raise DataError(f"{source}: the question is in two columns, {prompt} and input: {remedy}")
+    other = next((name for name in found if name.lower() == "input"), "")
+    if other and not settings.prompt_column and prompt.lower() == "instruction":
+        remedy = f"set LEARNER_PROMPT_COLUMN={prompt} to leave {other} out, or join them"
+        raise DataError(f"{source}: the question is in two columns, {prompt} and {other}: {remedy}")
     if not (settings.solution_column or NEED_GOLD & set(settings.rewards)):
         return ColumnMapping(prompt, first(SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN"), True)
     solution = pick(settings.solution_column, SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN")

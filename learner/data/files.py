@@ -213,7 +213,7 @@ def _table_rows(path: Path) -> Iterator[dict[str, object]]:
                 raise DataError(f"{path}, row {number} after the header: {found}. {remedy}")
             yield row
     except csv.Error as error:
-        line = f"{path}, line {reader.line_num}"
+        line = f"{path}, line {reader.reader.line_num}"  # reader.line_num is the row's before
         raise DataError(f"{line}: not readable as CSV: {error}. Correct the line's quotes") from error
 
 

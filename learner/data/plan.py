@@ -72,7 +72,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
     questions, eval_questions = load_questions(settings, template, episodes)
     steps = count_steps(settings, len(questions))
     samples = [questions.at(place) for place in range(min(len(questions), 100) or 1)]
-    columns = shared_columns([*samples, *eval_questions[:100]])
+    columns = shared_columns([*(questions if len(questions) else samples), *eval_questions])
     form = completions_form(settings, tokenizer)
     adapter = _published_adapter(settings, config)
     contract = Contract(
@@ -144,7 +144,7 @@ def _find_model(settings: LearnerSettings) -> Path:
 
 def shared_columns(questions: Sequence[Question]) -> list[str]:
     """Return the names of the columns that all of the questions have, in order."""
-    return sorted(set.intersection(*(set(question.columns) for question in questions)))
+    return sorted(frozenset.intersection(*{frozenset(question.columns) for question in questions}))
 
 
 def completions_form(settings: LearnerSettings, tokenizer: "PreTrainedTokenizerBase") -> str:

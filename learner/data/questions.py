@@ -239,9 +239,9 @@ def hold_out(
 def open_stream(sources: list[Source], settings: LearnerSettings, reader: QuestionReader) -> Streamed:
     """Return the questions of the one data set in `sources`, whose rows are read when they are needed.
 
-    `reader` makes a row a question, or leaves it out because its prompt is too long. The first question
-    is read at once, so that an unreadable data set raises DataError before the run starts. Raise
-    ConfigError if there are several sources, if eval_holdout is set or max_steps is not (these need the
+    `reader` makes a row a question, or leaves it out because its prompt is too long. The columns are
+    chosen by the first row. The first question is read at once, so that an unreadable data set raises
+    DataError before the run starts. Raise ConfigError if there are several sources, if eval_holdout is set or max_steps is not (these need the
     number of questions), or if the chat template rejects a row.
     """
     if len(sources) > 1 or settings.eval_holdout or not settings.max_steps:
@@ -252,6 +252,8 @@ def open_stream(sources: list[Source], settings: LearnerSettings, reader: Questi
             "stream is not known beforehand. Change these, or set LEARNER_DATASET_STREAMING=false"
         )
     (source,) = sources
+    rows = stream_rows(source, settings.dataset_split, None)
+    mapping = next((map_columns(row, source.name, settings, row) for row in rows), None)
 
     def open_epoch(epoch: int) -> Iterable[Question]:
         """Yield the questions of an epoch, counted from 0, reading the data set from its beginning.
@@ -262,10 +264,8 @@ def open_stream(sources: list[Source], settings: LearnerSettings, reader: Questi
         """
         seed = settings.seed + epoch if settings.dataset_shuffle else None
         order = " as shuffled" if settings.dataset_shuffle else ""
-        mapping: ColumnMapping | None = None
         for number, row in enumerate(stream_rows(source, settings.dataset_split, seed), 1):
-            if mapping is None:
-                mapping = map_columns(row, source.name, settings, row)
+            assert mapping  # there is a first row
             question = reader.read(row, mapping, f"{source.name}, row {number}{order}")
             if question is not None:
                 yield question

@@ -303,6 +303,8 @@ def test_a_gold_that_is_no_number_is_told(tmp_path, gold):
         ("q.jsonl", b"", "q.jsonl is empty"),
         ("q.jsonl", b'{"question": "\\ud800", "answer": "2"}', "half a character"),
         ("q.csv", b",question,answer\n0,1+1=,2\n", "line 1: a column has no name"),
+        ("q.csv", b'question,answer\n1,2\n3,"4"5\n', "line 3: not readable as CSV"),
+        ("q.csv", b'question,answer\n1,"2\n3,4\n', "line 3: not readable as CSV"),
     ],
 )
 @READERS
@@ -370,3 +372,6 @@ def test_a_question_in_two_columns_is_told(tmp_path):
     with pytest.raises(DataError, match="two columns, instruction and input: set"):
         found(path)
     assert found(path, prompt_column="instruction") == [("add", "3")]
+    row["Input"] = row.pop("input")
+    with pytest.raises(DataError, match="two columns, instruction and Input: set"):
+        found(write(tmp_path / "q.jsonl", json.dumps(row)))

@@ -408,6 +408,14 @@ def test_a_stream_in_the_files_order_leaves_long_prompts_out(tmp_path):
     assert [questions.at(position).columns["prompt"] for position in range(3)] == ["a", "c", "a"]
 
 
+def test_a_stream_has_the_columns_of_its_first_row_in_every_epoch(tmp_path):
+    rows = [{"question": f"q{n}", "answer": "1", "prompt": "p"} for n in range(9)]
+    source = write(tmp_path / "q.jsonl", ROW, *map(json.dumps, rows))
+    questions = stream(source)
+    asked = [questions.at(position).columns["prompt"] for position in range(50)]
+    assert Counter(asked) == {prompt: 5 for prompt in ("1+1=", *(f"q{n}" for n in range(9)))}
+
+
 def test_a_stream_needs_a_number_of_steps(tmp_path):
     source = write(tmp_path / "q.jsonl", ROW)
     with pytest.raises(ConfigError, match="found 1 data sets, LEARNER_MAX_STEPS=0 and"):
