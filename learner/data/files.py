@@ -6,6 +6,7 @@ A run and a stream read JSON and CSV by the same function, `text_rows`.
 import csv
 import glob
 import gzip
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ def matching_files(path: Path) -> list[Path]:
     A pattern is for example parts/*.jsonl; `**` matches folders of any depth. Folders are left out.
     Raise DataError if there is no file.
     """
-    names = [str(path)] if path.exists() else sorted(glob.glob(str(path), recursive=True))
+    names = [str(path)] if os.path.exists(path) else sorted(glob.glob(str(path), recursive=True))
     found = [Path(name) for name in names if Path(name).is_file()]
     if not found:
         problem = "no file matches this" if glob.has_magic(str(path)) else "no such file is there"
@@ -104,8 +105,10 @@ def read_files(paths: Sequence[Path], name: str) -> Rows:
     import datasets
 
     check_names_once(paths, form)
-    read = datasets.Dataset.from_parquet if form == "parquet" else _read_arrow
-    return datasets.concatenate_datasets([read(str(path)) for path in paths])
+    if form == "arrow":
+        return datasets.concatenate_datasets([_read_arrow(str(path)) for path in paths])
+    names = [glob.escape(str(path)) for path in paths]  # which datasets takes for patterns
+    return datasets.concatenate_datasets([datasets.Dataset.from_parquet(name) for name in names])
 
 
 def _filled(rows: list[dict[str, object]], name: str) -> list[dict[str, object]]:

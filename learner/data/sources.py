@@ -5,12 +5,13 @@ parts/*.parquet                       all files of this pattern, by name
 openai/gsm8k:main@e53f048#500         hub id, its configuration and revision; 500 rows of this data set
 """
 
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from glob import has_magic
+from glob import escape, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ class Source:
         there, or if it has a wildcard such as *.
         """
         path = Path(self.name)
-        return path if kind_of(path) or path.exists() or has_magic(self.name) else None
+        return path if kind_of(path) or os.path.exists(path) or has_magic(self.name) else None
 
     @classmethod
     def parse(cls, text: str) -> "Source":
@@ -108,18 +109,23 @@ def load_rows(source: Source, split: str, seed: int) -> tuple[Rows, list[int]]:
 def _check_values(rows: "Dataset", name: str) -> None:
     """Raise DataError, which begins with `name`, for a column of images, sounds or films, or for damage.
 
-    `name` is the data set's. A text of a Parquet or Arrow file that is not UTF-8 is damage.
+    `name` is the data set's. A text of a Parquet or Arrow file that is not UTF-8 is damage, and a date,
+    timestamp or duration that Python has no value for.
     """
     import pyarrow
 
     _refuse_media(rows.features, name)
     for column in rows.column_names:
+        data = rows.data.column(column)
+        dates = data if re.search("date|timestamp|duration", str(data.type)) else ()
         try:
-            rows.data.column(column).validate(full=True)
-        except pyarrow.ArrowInvalid as error:
+            data.validate(full=True)
+            for date in dates:
+                date.as_py()
+        except (pyarrow.ArrowInvalid, OverflowError) as error:
             raise DataError(
                 f"{name}: the column {short(column)} has damaged values: {short(error)}. Write the file "
-                "again, with texts in UTF-8"
+                "again, with texts in UTF-8 and dates in the years 1 to 9999"
             ) from error
 
 
@@ -160,7 +166,7 @@ def _load(source: Source, split: str) -> Rows:
     path = source.path
     if path is None:
         return datasets.load_dataset(source.name, source.config, revision=source.revision, split=split)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return read_files(matching_files(path), source.name)
     if not any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
         return datasets.load_dataset(str(path), split=split)
@@ -175,8 +181,8 @@ def _load(source: Source, split: str) -> Rows:
 def _as_data_error(source: Source, split: str) -> Iterator[None]:
     """Raise DataError, which names source and split, in place of an error of the block's libraries.
 
-    These are the errors of datasets, pyarrow, zlib and the hub, OSError, ValueError, RecursionError and
-    EOFError. Raise DiskFailed for a broken disk, ServerUnavailable if the hub is away. Other errors of
+    These are the errors of datasets, pyarrow, zlib and the hub, OSError, ValueError, RecursionError,
+    OverflowError and EOFError. Raise DiskFailed for a broken disk, ServerUnavailable if the hub is away. Other errors of
     the block, DataError among them, pass through.
     """
     import datasets
@@ -188,7 +194,7 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
         yield
     except (
         datasets.exceptions.DatasetsError, pyarrow.ArrowException, HTTPError, OSError, ValueError,
-        RecursionError, EOFError, zlib.error,
+        RecursionError, OverflowError, EOFError, zlib.error,
     ) as error:  # fmt: skip
         if failed := failure_of(error.__cause__ or error):
             raise failed from error
@@ -231,7 +237,7 @@ def _open_stream(source: Source, split: str) -> "IterableDataset":
         return datasets.load_dataset(
             source.name, source.config, revision=source.revision, split=split, streaming=True
         )
-    if path.is_dir():
+    if os.path.isdir(path):
         expected = f"expected a hub id, or files that end in {', '.join(ENDINGS)}"
         raise DataError(
             f"{source.name}: a folder cannot be streamed: {expected}. Correct the name, or set "
@@ -245,5 +251,5 @@ def _open_stream(source: Source, split: str) -> "IterableDataset":
             stream_texts, gen_kwargs={"paths": files, "columns": columns}
         )
     check_names_once(files, form)
-    names = list(map(str, files))
+    names = [escape(str(file)) for file in files]  # which datasets takes for patterns
     return datasets.load_dataset(form, data_files=names, split="train", streaming=True)

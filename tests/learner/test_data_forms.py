@@ -339,6 +339,39 @@ def test_a_binary_file_that_is_not_utf_8_is_told(tmp_path, read, form, nested):
         read(str(path))
 
 
+TOO_LATE = pyarrow.array([3_000_000], pyarrow.int32()).cast(pyarrow.date32())
+
+
+@READERS
+@pytest.mark.parametrize("form", BINARY)
+@pytest.mark.parametrize(
+    "values",
+    [
+        TOO_LATE,
+        TOO_LATE.cast(pyarrow.timestamp("ms")),
+        pyarrow.array([2**61], pyarrow.int64()).cast(pyarrow.duration("s")),
+        pyarrow.ListArray.from_arrays([0, 1], TOO_LATE),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_a_date_that_python_has_no_value_for_is_told(tmp_path, read, form, values):
+    path = tmp_path / f"q.{'arrow' if form == 'stream' else form}"
+    write_binary(path, form, pyarrow.table({"question": ["1"], "answer": ["2"], "day": values}))
+    words = "the column day has damaged values" if read is found else "cannot be loaded"
+    with pytest.raises(DataError, match=rf"q\.{path.suffix[1:]}.*{words}"):
+        read(str(path))
+
+
+@READERS
+@pytest.mark.parametrize("form", BINARY)
+def test_a_file_with_the_letters_of_a_pattern_is_read_itself(tmp_path, read, form):
+    ending = "arrow" if form == "stream" else form
+    for name, answer in ((f"q[1].{ending}", "2"), (f"q1.{ending}", "3")):
+        table = pyarrow.table({"question": ["1", "1"], "answer": [answer, answer]})
+        write_binary(tmp_path / name, form, table)
+    assert read(str(tmp_path / f"q[1].{ending}")) == [("1", "2")] * 2
+
+
 @READERS
 @pytest.mark.parametrize(
     "kind", [datasets.Image(), datasets.List(datasets.Image()), {"a": datasets.Audio()}]
