@@ -105,10 +105,9 @@ def read_files(paths: Sequence[Path], name: str) -> Rows:
     import datasets
 
     check_names_once(paths, form)
-    if form == "arrow":
-        return datasets.concatenate_datasets([_read_arrow(str(path)) for path in paths])
-    names = [glob.escape(str(path)) for path in paths]  # which datasets takes for patterns
-    return datasets.concatenate_datasets([datasets.Dataset.from_parquet(name) for name in names])
+    read = datasets.Dataset.from_parquet if form == "parquet" else _read_arrow
+    names = [glob.escape(str(path)) if form == "parquet" else str(path) for path in paths]  # no patterns
+    return datasets.concatenate_datasets([read(name) for name in names])
 
 
 def _filled(rows: list[dict[str, object]], name: str) -> list[dict[str, object]]:
@@ -246,10 +245,9 @@ def _json_rows(path: Path) -> Iterator[dict[str, object]]:
         columns = dict.fromkeys(row) if columns is None else columns
         if columns and columns.keys().isdisjoint(row):
             there, known = short(", ".join(row), 100), short(", ".join(columns), 100)
-            raise DataError(
-                f"{where}: has {there or 'nothing'}, and none of the columns before, {known}; expected "
-                "at least one of these: give all rows the same columns"
-            )
+            problem = f"has {there or 'nothing'}, and none of the columns before, {known}"
+            remedy = "expected at least one of these: give all rows the same columns"
+            raise DataError(f"{where}: {problem}; {remedy}")
         columns.update(dict.fromkeys(row))
         if len(columns) > MOST_NAMES:
             problem = f"the rows up to here have {len(columns)} columns together"
@@ -305,10 +303,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}: not UTF-8: byte {error.start + 1} of the line is "
-                    f"0x{line[error.start]:02x}; save the file as UTF-8"
-                ) from error
+                found = f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
+                remedy = "save the file as UTF-8"
+                raise DataError(f"{path}, line {number}: not UTF-8: {found}; {remedy}") from error
 
 
 def _parse(text: str, where: str, more: str = "") -> Any:
@@ -320,6 +317,5 @@ def _parse(text: str, where: str, more: str = "") -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
-        raise DataError(
-            f"{where}: not readable as JSON ({explain(error)}){more}. Correct the file there"
-        ) from error
+        problem = f"not readable as JSON ({explain(error)}){more}"
+        raise DataError(f"{where}: {problem}. Correct the file there") from error

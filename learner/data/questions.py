@@ -187,11 +187,10 @@ def read_questions(
     if faults:
         raise DataError("\n".join(faults))
     if not questions:
-        raise DataError(
-            f"{source.name}: none of the {len(rows)} prompts has at most LEARNER_MAX_PROMPT_LENGTH="
-            f"{settings.max_prompt_length} tokens, expected at least one. Raise this limit (the longest "
-            f"has {reader.longest}), or set LEARNER_OVERLONG_PROMPTS=truncate."
-        )
+        limit = f"LEARNER_MAX_PROMPT_LENGTH={settings.max_prompt_length} tokens, expected at least one"
+        found = f"{source.name}: none of the {len(rows)} prompts has at most {limit}"
+        longest = f"Raise this limit (the longest has {reader.longest})"
+        raise DataError(f"{found}. {longest}, or set LEARNER_OVERLONG_PROMPTS=truncate.")
     return questions
 
 
@@ -213,10 +212,9 @@ def hold_out(
         raise ConfigError(f"LEARNER_EVAL_HOLDOUT={wanted:g}: {expected}: change it to one of these")
     count = round(wanted * total) if wanted < 1 else int(wanted)
     if not 0 < count < total:
-        raise ConfigError(
-            f"LEARNER_EVAL_HOLDOUT={wanted:g} would hold out {count} of {total} questions: expected at "
-            "least one to train on and at least one held out. Choose another share or number."
-        )
+        found = f"LEARNER_EVAL_HOLDOUT={wanted:g} would hold out {count} of {total} questions"
+        expected = "expected at least one to train on and at least one held out"
+        raise ConfigError(f"{found}: {expected}. Choose another share or number.")
     chosen = np.zeros(total, bool)
     seed = str(settings.seed).encode()
     drawn_by = [blake3(seed + repr(one.columns).encode()).digest() for one in chain(*sets)]
@@ -228,11 +226,9 @@ def hold_out(
     drawn = np.split(chosen, np.cumsum([len(one) for one in sets])[:-1])
     kept = [list(compress(one, ~held)) for one, held in zip(sets, drawn, strict=True)]
     if not all(kept):
-        raise ConfigError(
-            f"LEARNER_EVAL_HOLDOUT={wanted:g} holds out every question of one of the data sets; "
-            "expected at least one question left in each: choose less, or name the held-out questions "
-            "by LEARNER_EVAL_DATASET"
-        )
+        found = f"LEARNER_EVAL_HOLDOUT={wanted:g} holds out every question of one of the data sets"
+        remedy = "choose less, or name the held-out questions by LEARNER_EVAL_DATASET"
+        raise ConfigError(f"{found}; expected at least one question left in each: {remedy}")
     return kept, list(compress(chain(*sets), chosen))
 
 
@@ -241,8 +237,8 @@ def open_stream(sources: list[Source], settings: LearnerSettings, reader: Questi
 
     `reader` makes a row a question, or leaves it out because its prompt is too long. The columns are
     chosen by the first row. The first question is read at once, so that an unreadable data set raises
-    DataError before the run starts. Raise ConfigError if there are several sources, if eval_holdout is set or max_steps is not (these need the
-    number of questions), or if the chat template rejects a row.
+    DataError before the run starts. Raise ConfigError if there are several sources, if eval_holdout is
+    set or max_steps is not (these need the number of questions), or if the template rejects a row.
     """
     if len(sources) > 1 or settings.eval_holdout or not settings.max_steps:
         raise ConfigError(

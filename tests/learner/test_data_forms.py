@@ -386,6 +386,33 @@ def test_columns_of_images_are_told(tmp_path, read, kind):
         read(str(tmp_path / "q.parquet"))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("train.csv", "question,answer\n1+1=,007\n", "csv"),
+        ("train.tsv", "question\tanswer\n1+1=\t007\n", "csv"),
+        ("train.jsonl", '{"question": "1+1=", "answer": "2020-01-01"}\n', "json"),
+    ],
+)
+def test_a_folder_whose_values_would_change_is_refused(tmp_path, name, text, told):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / name).write_text(text)
+    with pytest.raises(DataError, match=rf"d: {told}: .*Name the files, such as .*d/\*\.{told}\*, which"):
+        found(str(tmp_path / "d"))
+    assert found(f"{tmp_path}/d/*.{name[6:]}") in ([("1+1=", "007")], [("1+1=", "2020-01-01")])
+
+
+def test_a_folder_of_parquet_is_read(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "dataset_infos.json").write_text("{}")
+    write_binary(
+        tmp_path / "d" / "train.parquet",
+        "parquet",
+        pyarrow.table({"question": ["1+1="], "answer": ["2"]}),
+    )
+    assert found(str(tmp_path / "d")) == BOTH[:1]
+
+
 def test_a_folder_cannot_be_streamed(tmp_path):
     with pytest.raises(DataError, match="a folder cannot be streamed"):
         streamed(str(tmp_path))
