@@ -183,7 +183,7 @@ def read_prompt(text: str) -> str:
 
 
 def _read_template(name: str) -> str:
-    """Return the chat template in the file `name`. Raise ConfigError if it is no readable *.jinja, .j2."""
+    """Return the chat template in the file `name`. Raise ConfigError if it is no readable *.jinja."""
     if not name.endswith((".jinja", ".j2")):
         expected = "expected auto, chat, none, r1, qwen_r1, or a chat template in a file *.jinja"
         raise ConfigError(f"LEARNER_PROMPT_TEMPLATE={name}: {expected}: change it to one of these")
