@@ -12,6 +12,7 @@ SHOWN = 2000
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 """A model or data set of the Hugging Face hub: NAME or OWNER/NAME."""
 
+_BYTES = "\0bytes"  # the one key of a map that stands for bytes in a line
 _WORD = re.compile(r"\S+")
 _FORM = "USER:PASSWORD@HOST"  # of a URL in the text of an error
 _PASSWORD = re.compile(r"((?:password|passwd|secret|token|api_?key)=)[^\s&]+", re.IGNORECASE)
@@ -20,6 +21,18 @@ _PASSWORD = re.compile(r"((?:password|passwd|secret|token|api_?key)=)[^\s&]+", r
 def as_text(value: Any) -> str:
     """Return a text unchanged, any other value as JSON; parts that JSON has no form for become str()."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def to_line(value: Any) -> str:
+    """Return a value as a line of JSON for `from_line`; parts without a form in JSON become str()."""
+    return json.dumps(
+        value, default=lambda x: {_BYTES: str(x, "latin-1")} if type(x) is bytes else str(x)
+    )
+
+
+def from_line(line: str | bytes) -> Any:
+    """Return the value that `to_line` was given. Raise ValueError if the line is no JSON."""
+    return json.loads(line, object_hook=lambda x: x[_BYTES].encode("latin-1") if _BYTES in x else x)
 
 
 def short(value: object, letters: int = 200) -> str:

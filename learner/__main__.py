@@ -1,6 +1,5 @@
 """The `learner` command. Settings are checked before anything heavy is imported."""
 
-import json
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -10,6 +9,7 @@ from penstock.common.config.role_command import LearnerCommand
 from penstock.common.heavy_imports import heavy_imports
 from penstock.common.log import configure_logs
 from penstock.common.role import begin_role
+from penstock.common.text import to_line
 
 
 class Learner(LearnerCommand):
@@ -51,7 +51,7 @@ class Learner(LearnerCommand):
             check = partial(check_next_start, self.run.folder, self.learner)
             lines = preview(self.learner, self.rows, check)
         for line in lines:
-            print(json.dumps(line, default=str))
+            print(to_line(line))
         return 0
 
     def describe(self) -> Mapping[str, object]:

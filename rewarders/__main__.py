@@ -1,6 +1,5 @@
 """The `rewarder` command. Settings are checked before anything heavy is imported."""
 
-import json
 import sys
 
 from penstock.common.config.command import execute_command
@@ -9,6 +8,7 @@ from penstock.common.errors import ConfigError
 from penstock.common.heavy_imports import heavy_imports
 from penstock.common.log import configure_logs
 from penstock.common.role import begin_role
+from penstock.common.text import to_line
 
 
 class Rewarder(RewarderCommand):
@@ -30,7 +30,7 @@ class Rewarder(RewarderCommand):
         begin_role()
         from penstock.rewarders.check import check_lines
 
-        print(json.dumps(check_lines(sys.stdin, self.rewarder)))
+        print(to_line(check_lines(sys.stdin, self.rewarder)))
         return 0
 
     def work(self) -> int:

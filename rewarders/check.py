@@ -1,6 +1,5 @@
 """`rewarder --check`: whether rewards work and gold answers can be read, before a run starts."""
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ from penstock.common.config.settings import RewarderSettings
 from penstock.common.errors import ConfigError
 from penstock.common.progress import with_progress
 from penstock.common.sandbox.handle import TOO_LONG
-from penstock.common.text import as_text
+from penstock.common.text import as_text, from_line
 from penstock.common.wire.reward_spec import NEED_GOLD, RewardSpec
 from penstock.rewarders.adapt import columns_of
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
@@ -73,14 +72,13 @@ def _parse(lines: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]], 
     found: dict[str, list[Any]] = {"contract": [], "row": [], "gold": []}
     try:
         for line in lines:
-            for kind, value in json.loads(line).items() if line.startswith('{"') else ():
+            for kind, value in from_line(line).items() if line.startswith('{"') else ():
                 found[kind].append(value)
         (contract,) = found["contract"]
     except (ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            "--check: standard input is not what `learner --dry-run --json` prints, a contract, rows "
-            "and gold answers as JSON; use `penstock check`, which joins the two commands"
-        ) from error
+        expected = "what `learner --dry-run --json` prints, a contract, rows and gold answers as JSON"
+        remedy = "use `penstock check`, which joins the two commands"
+        raise ConfigError(f"--check: standard input is not {expected}; {remedy}") from error
     return contract, found["row"], found["gold"]
 
 

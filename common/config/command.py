@@ -116,7 +116,8 @@ class ResultCommand(Command):
         With --json each of its rows is a line of JSON, else its text is printed, unprintable letters
         escaped. Raise BrokenPipeError if the reader has closed the pipe, as `head` does.
         """
-        lines = [json.dumps(row) for row in result.rows] if self.as_json else [printable(result.text)]
+        rows = (json.dumps(row, default=str) for row in result.rows)
+        lines = rows if self.as_json else [printable(result.text)]
         print("".join(f"{line}\n" for line in lines), end="", flush=True)
         return result.exit_code
 

@@ -1,6 +1,5 @@
 """`penstock check`: settings, data, rewards and gold answers of a run, before anything is started."""
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from penstock.common.config.command import Result, ResultCommand, build
 from penstock.common.config.role_command import ActorCommand, LearnerCommand, RewarderCommand
 from penstock.common.errors import ConfigError, DataError, DeadlineExceeded, PenstockError
 from penstock.common.guard import guard_children
-from penstock.common.text import SHOWN, as_text, one_line, short
+from penstock.common.text import SHOWN, as_text, from_line, one_line, short
 from penstock.common.wire.reward_spec import BUILT_IN
 from penstock.deploy.child import describe_end
 from penstock.deploy.doctor.inputs import REMEDY, check_inputs
@@ -201,10 +200,9 @@ def _call_lines(call: dict[str, Any]) -> list[str]:
 def _objects(lines: IO[bytes]) -> list[dict[str, Any]]:
     """Return the JSON objects among `lines`, a role's output, in order; a library may print other lines.
 
-    An object's line begins with `{"`; other lines are left out. Raise ValueError if such a line is no
-    JSON.
+    An object's line begins with `{"`; other lines are left out. Raise ValueError if one is no JSON.
     """
-    return [json.loads(line) for line in lines if line.startswith(b'{"')]
+    return [from_line(line) for line in lines if line.startswith(b'{"')]
 
 
 def _row_lines(row: dict[str, Any], seen: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """Checks of what a run begins with: required settings, the model's folder, files of data and code."""
 
+import os
 import re
 from collections.abc import Iterator
 from glob import glob, has_magic
@@ -17,7 +18,7 @@ def check_inputs(learner: LearnerSettings) -> Iterator[Finding]:
     """Yield an error per required setting that is empty, and for absent models, data sets and code."""
     model, faults = learner.model, []
     none = f"no such file or folder (seen from {Path.cwd()})"
-    if model and Path(model).is_dir():
+    if os.path.isdir(model):
         names = ("config.json", "tokenizer.json", "*.safetensors")
         lacking = [name for name in names if not any(Path(model).glob(name))]
         faults = [f"LEARNER_MODEL={model}: no {name} is there" for name in lacking]
@@ -39,4 +40,4 @@ def _may_exist(source: str) -> bool:
     name = source.rpartition("#")[0] or source
     path = re.split(r"(?<=\.py):", name)[0]
     may_be_id = HUB_ID.fullmatch(re.split("[:@]", name, maxsplit=1)[0]) and not _FILE.search(name)
-    return bool(may_be_id or Path(path).exists() or (has_magic(name) and glob(name, recursive=True)))
+    return bool(may_be_id or os.path.exists(path) or (has_magic(name) and glob(name, recursive=True)))

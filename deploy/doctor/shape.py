@@ -1,5 +1,6 @@
 """The size of a model by its config.json: parameters, layers, keys and values per token."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ class Shape:
 def find_config(model: str, revision: str) -> Path | None:
     """Return config.json of a model folder, or of a hub id that was downloaded before, else None."""
     path = Path(model) / "config.json"
-    if not model or path.is_file():
+    if not model or os.path.isfile(path):
         return path if model else None
     try:
         from huggingface_hub import try_to_load_from_cache

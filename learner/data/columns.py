@@ -79,15 +79,15 @@ def map_columns(
         """Return `named`, or if "" the first of `usual` that is there. Raise DataError without one."""
         if chosen := first(usual, variable) if not named else named if has(named) else "":
             return chosen
-        usual_ones = f"none of the columns {', '.join(usual)} is there"
-        missing = f"column {named!r} is missing" if named else usual_ones
+        none = f"none of the columns {', '.join(usual)} is there" if not named else ""
         there = f"it has {short(', '.join(found), 500)}. Set {variable} to one of these"
-        raise DataError(f"{source}: {missing}; {there}.")
+        raise DataError(f"{source}: {none or f'column {named!r} is missing'}; {there}.")
 
     prompt = pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN")
-    if not settings.prompt_column and prompt.lower() == "instruction" and "input" in found:
-        remedy = f"set LEARNER_PROMPT_COLUMN={prompt} to leave input out, or join them"
-        raise DataError(f"{source}: the question is in two columns, {prompt} and input: {remedy}")
+    other = {name.lower(): name for name in found}.get("input")
+    if other and not settings.prompt_column and prompt.lower() == "instruction":
+        remedy = f"set LEARNER_PROMPT_COLUMN={prompt} to leave {other} out, or join them"
+        raise DataError(f"{source}: the question is in two columns, {prompt} and {other}: {remedy}")
     if not (settings.solution_column or NEED_GOLD & set(settings.rewards)):
         return ColumnMapping(prompt, first(SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN"), True)
     solution = pick(settings.solution_column, SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN")
@@ -209,10 +209,11 @@ def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: s
     else:
         usable = isinstance(prompt, str) and bool(prompt.strip())
     if not usable:
-        raise DataError(
-            f"{where}: {mapping.prompt} is {brief(prompt)}; expected a text, or a list of messages with "
-            "a role and a text as content, one by the user. Correct the row, or LEARNER_PROMPT_COLUMN"
+        expected = (
+            "expected a text, or a list of messages with a role and a text as content, one by the user"
         )
+        remedy = "Correct the row, or LEARNER_PROMPT_COLUMN"
+        raise DataError(f"{where}: {mapping.prompt} is {brief(prompt)}; {expected}. {remedy}")
     if mapping.solution and not mapping.optional and _is_missing(solution):
         found = "null" if solution is None else brief(solution)
         remedy = "Correct the row, or LEARNER_SOLUTION_COLUMN"

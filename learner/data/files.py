@@ -6,6 +6,7 @@ A run and a stream read JSON and CSV by the same function, `text_rows`.
 import csv
 import glob
 import gzip
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ def matching_files(path: Path) -> list[Path]:
     A pattern is for example parts/*.jsonl; `**` matches folders of any depth. Folders are left out.
     Raise DataError if there is no file.
     """
-    names = [str(path)] if path.exists() else sorted(glob.glob(str(path), recursive=True))
+    names = [str(path)] if os.path.exists(path) else sorted(glob.glob(str(path), recursive=True))
     found = [Path(name) for name in names if Path(name).is_file()]
     if not found:
         problem = "no file matches this" if glob.has_magic(str(path)) else "no such file is there"
@@ -105,7 +106,8 @@ def read_files(paths: Sequence[Path], name: str) -> Rows:
 
     check_names_once(paths, form)
     read = datasets.Dataset.from_parquet if form == "parquet" else _read_arrow
-    return datasets.concatenate_datasets([read(str(path)) for path in paths])
+    names = [glob.escape(str(path)) if form == "parquet" else str(path) for path in paths]  # no patterns
+    return datasets.concatenate_datasets([read(name) for name in names])
 
 
 def _filled(rows: list[dict[str, object]], name: str) -> list[dict[str, object]]:
@@ -213,7 +215,7 @@ def _table_rows(path: Path) -> Iterator[dict[str, object]]:
                 raise DataError(f"{path}, row {number} after the header: {found}. {remedy}")
             yield row
     except csv.Error as error:
-        line = f"{path}, line {reader.line_num}"
+        line = f"{path}, line {reader.reader.line_num}"  # reader.line_num is the row's before
         raise DataError(f"{line}: not readable as CSV: {error}. Correct the line's quotes") from error
 
 
@@ -243,10 +245,9 @@ def _json_rows(path: Path) -> Iterator[dict[str, object]]:
         columns = dict.fromkeys(row) if columns is None else columns
         if columns and columns.keys().isdisjoint(row):
             there, known = short(", ".join(row), 100), short(", ".join(columns), 100)
-            raise DataError(
-                f"{where}: has {there or 'nothing'}, and none of the columns before, {known}; expected "
-                "at least one of these: give all rows the same columns"
-            )
+            problem = f"has {there or 'nothing'}, and none of the columns before, {known}"
+            remedy = "expected at least one of these: give all rows the same columns"
+            raise DataError(f"{where}: {problem}; {remedy}")
         columns.update(dict.fromkeys(row))
         if len(columns) > MOST_NAMES:
             problem = f"the rows up to here have {len(columns)} columns together"
@@ -302,10 +303,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}: not UTF-8: byte {error.start + 1} of the line is "
-                    f"0x{line[error.start]:02x}; save the file as UTF-8"
-                ) from error
+                found = f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
+                remedy = "save the file as UTF-8"
+                raise DataError(f"{path}, line {number}: not UTF-8: {found}; {remedy}") from error
 
 
 def _parse(text: str, where: str, more: str = "") -> Any:
@@ -317,6 +317,5 @@ def _parse(text: str, where: str, more: str = "") -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
-        raise DataError(
-            f"{where}: not readable as JSON ({explain(error)}){more}. Correct the file there"
-        ) from error
+        problem = f"not readable as JSON ({explain(error)}){more}"
+        raise DataError(f"{where}: {problem}. Correct the file there") from error

@@ -72,7 +72,7 @@ def make_plan(settings: LearnerSettings) -> Plan:
     questions, eval_questions = load_questions(settings, template, episodes)
     steps = count_steps(settings, len(questions))
     samples = [questions.at(place) for place in range(min(len(questions), 100) or 1)]
-    columns = shared_columns([*samples, *eval_questions[:100]])
+    columns = shared_columns([*(questions if len(questions) else samples), *eval_questions])
     form = completions_form(settings, tokenizer)
     adapter = _published_adapter(settings, config)
     contract = Contract(
@@ -144,7 +144,7 @@ def _find_model(settings: LearnerSettings) -> Path:
 
 def shared_columns(questions: Sequence[Question]) -> list[str]:
     """Return the names of the columns that all of the questions have, in order."""
-    return sorted(set.intersection(*(set(question.columns) for question in questions)))
+    return sorted(frozenset.intersection(*{frozenset(question.columns) for question in questions}))
 
 
 def completions_form(settings: LearnerSettings, tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -239,10 +239,8 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     folder = Path(name)
     if os.path.isdir(folder):
         if revision:
-            raise ConfigError(
-                f"LEARNER_MODEL_REVISION={revision}: {name} is a folder here, which has no revisions, "
-                "expected a hub id; leave the revision out"
-            )
+            problem = f"{name} is a folder here, which has no revisions, expected a hub id"
+            raise ConfigError(f"LEARNER_MODEL_REVISION={revision}: {problem}; leave the revision out")
         return folder.absolute()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, HTTPError
@@ -281,11 +279,10 @@ def read_model(
             folder, trust_remote_code=trust_remote_code
         ).get_text_config()
     except Exception as error:  # of files that others wrote: transformers and tokenizers raise any
-        raise ConfigError(
-            f"LEARNER_MODEL={folder}: cannot be read: {short(error, 500)}. Repair the folder, name "
-            "another model, or, where it needs code of its own that you trust, set "
-            "LEARNER_TRUST_REMOTE_CODE=true and ACTOR_TRUST_REMOTE_CODE=true"
-        ) from error
+        trust = "set LEARNER_TRUST_REMOTE_CODE=true and ACTOR_TRUST_REMOTE_CODE=true"
+        remedy = f"name another model, or, where it needs code of its own that you trust, {trust}"
+        found = f"LEARNER_MODEL={folder}: cannot be read: {short(error, 500)}"
+        raise ConfigError(f"{found}. Repair the folder, {remedy}") from error
     return tokenizer, config
 
 
@@ -298,11 +295,10 @@ def check_length(settings: LearnerSettings, config: "PreTrainedConfig") -> None:
     wanted = settings.max_prompt_length + settings.max_completion_length
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and wanted > limit:
-        raise ConfigError(
-            f"LEARNER_MAX_PROMPT_LENGTH ({settings.max_prompt_length}) + LEARNER_MAX_COMPLETION_LENGTH "
-            f"({settings.max_completion_length}) is {wanted} tokens, but the model takes {limit}: "
-            f"lower them to {limit} together, such as {limit // 2} each"
-        )
+        prompt = f"LEARNER_MAX_PROMPT_LENGTH ({settings.max_prompt_length})"
+        both = f"{prompt} + LEARNER_MAX_COMPLETION_LENGTH ({settings.max_completion_length})"
+        remedy = f"lower them to {limit} together, such as {limit // 2} each"
+        raise ConfigError(f"{both} is {wanted} tokens, but the model takes {limit}: {remedy}")
 
 
 def describe(settings: LearnerSettings, plan: Plan) -> dict[str, int | str]:

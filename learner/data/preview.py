@@ -4,6 +4,7 @@ One JSON object per line: {"contract": ..}, then {"row": ..} for the rows to sho
 the gold answers. Nothing here calls a reward. With --rewards-alone no model is needed.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -78,7 +79,7 @@ def _read_without_model(source: Source, settings: LearnerSettings) -> Iterator[Q
     """
     reader = QuestionReader(settings, None, EpisodeSpec())
     split = settings.dataset_split
-    if source.path and source.path.is_dir():  # which cannot be streamed
+    if source.path and os.path.isdir(source.path):  # which cannot be streamed
         rows: Iterable[Any] = load_rows(source, split, settings.seed)[0]
     else:
         rows = stream_rows(source, split, None)

@@ -60,21 +60,30 @@ class QuestionReader:
         columns get `prompt`, without an answer at its end, and, if a gold answer is mapped, `solution`.
         A prompt over max_prompt_length tokens is counted in `too_long`. With overlong_prompts=drop
         return None for it, else keep its last tokens. Raise DataError, which begins with `where`, such
-        as "gsm8k.jsonl, row 3", if the row has no usable question or mapped gold answer, a value that no
-        ticket can hold, or no known environment. Raise ConfigError if the chat template rejects the row.
+        as "gsm8k.jsonl, row 3", if the row has no usable question or mapped gold answer, what no ticket
+        can hold, such as a prompt without tokens, or no known environment. Raise ConfigError, which
+        begins with `where` too, if the chat template rejects the row.
         """
         columns = {str(name): plain(value) for name, value in row.items()}
         prompt = look_up(columns, mapping.prompt)
         solution = look_up(columns, mapping.solution) if mapping.solution else None
+        columns["prompt"] = prompt = as_messages(prompt, where)
+        if mapping.solution:
+            columns["solution"] = solution
         check_columns(columns, where)  # before anything recurses into a value
-        prompt = as_messages(prompt, where)
         check_row(prompt, solution, mapping, where)
-        prompt = without_answer(prompt)
+        columns["prompt"] = prompt = without_answer(prompt)
         try:
             tools = self._episodes.tools_of(columns)
         except ValueError as error:
             raise DataError(f"{where}: {error}. Correct this row, or LEARNER_ENVIRONMENT") from error
-        ids = self._template.render(prompt, tools) if self._template else []
+        try:
+            ids = self._template.render(prompt, tools) if self._template else []
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        if self._template and not ids:
+            remedy = "Correct the row, or LEARNER_PROMPT_TEMPLATE"
+            raise DataError(f"{where}: the prompt has no token, expected at least one. {remedy}")
         self.unknown += self._unknown_id in ids
         limit, self.longest = self._settings.max_prompt_length, max(self.longest, len(ids))
         if len(ids) > limit:
@@ -82,9 +91,6 @@ class QuestionReader:
             if self._settings.overlong_prompts == "drop":
                 return None
             ids = ids[-limit:]  # the end has the question, and the marker after which the answer begins
-        columns["prompt"] = prompt
-        if mapping.solution:
-            columns["solution"] = solution
         return Question(np.array(ids, dtype="<i4"), columns, where)
 
 
@@ -181,11 +187,10 @@ def read_questions(
     if faults:
         raise DataError("\n".join(faults))
     if not questions:
-        raise DataError(
-            f"{source.name}: none of the {len(rows)} prompts has at most LEARNER_MAX_PROMPT_LENGTH="
-            f"{settings.max_prompt_length} tokens, expected at least one. Raise this limit (the longest "
-            f"has {reader.longest}), or set LEARNER_OVERLONG_PROMPTS=truncate."
-        )
+        limit = f"LEARNER_MAX_PROMPT_LENGTH={settings.max_prompt_length} tokens, expected at least one"
+        found = f"{source.name}: none of the {len(rows)} prompts has at most {limit}"
+        longest = f"Raise this limit (the longest has {reader.longest})"
+        raise DataError(f"{found}. {longest}, or set LEARNER_OVERLONG_PROMPTS=truncate.")
     return questions
 
 
@@ -207,10 +212,9 @@ def hold_out(
         raise ConfigError(f"LEARNER_EVAL_HOLDOUT={wanted:g}: {expected}: change it to one of these")
     count = round(wanted * total) if wanted < 1 else int(wanted)
     if not 0 < count < total:
-        raise ConfigError(
-            f"LEARNER_EVAL_HOLDOUT={wanted:g} would hold out {count} of {total} questions: expected at "
-            "least one to train on and at least one held out. Choose another share or number."
-        )
+        found = f"LEARNER_EVAL_HOLDOUT={wanted:g} would hold out {count} of {total} questions"
+        expected = "expected at least one to train on and at least one held out"
+        raise ConfigError(f"{found}: {expected}. Choose another share or number.")
     chosen = np.zeros(total, bool)
     seed = str(settings.seed).encode()
     drawn_by = [blake3(seed + repr(one.columns).encode()).digest() for one in chain(*sets)]
@@ -222,21 +226,19 @@ def hold_out(
     drawn = np.split(chosen, np.cumsum([len(one) for one in sets])[:-1])
     kept = [list(compress(one, ~held)) for one, held in zip(sets, drawn, strict=True)]
     if not all(kept):
-        raise ConfigError(
-            f"LEARNER_EVAL_HOLDOUT={wanted:g} holds out every question of one of the data sets; "
-            "expected at least one question left in each: choose less, or name the held-out questions "
-            "by LEARNER_EVAL_DATASET"
-        )
+        found = f"LEARNER_EVAL_HOLDOUT={wanted:g} holds out every question of one of the data sets"
+        remedy = "choose less, or name the held-out questions by LEARNER_EVAL_DATASET"
+        raise ConfigError(f"{found}; expected at least one question left in each: {remedy}")
     return kept, list(compress(chain(*sets), chosen))
 
 
 def open_stream(sources: list[Source], settings: LearnerSettings, reader: QuestionReader) -> Streamed:
     """Return the questions of the one data set in `sources`, whose rows are read when they are needed.
 
-    `reader` makes a row a question, or leaves it out because its prompt is too long. The first question
-    is read at once, so that an unreadable data set raises DataError before the run starts. Raise
-    ConfigError if there are several sources, if eval_holdout is set or max_steps is not (these need the
-    number of questions), or if the chat template rejects a row.
+    `reader` makes a row a question, or leaves it out because its prompt is too long. The columns are
+    chosen by the first row. The first question is read at once, so that an unreadable data set raises
+    DataError before the run starts. Raise ConfigError if there are several sources, if eval_holdout is
+    set or max_steps is not (these need the number of questions), or if the template rejects a row.
     """
     if len(sources) > 1 or settings.eval_holdout or not settings.max_steps:
         raise ConfigError(
@@ -246,6 +248,8 @@ def open_stream(sources: list[Source], settings: LearnerSettings, reader: Questi
             "stream is not known beforehand. Change these, or set LEARNER_DATASET_STREAMING=false"
         )
     (source,) = sources
+    rows = stream_rows(source, settings.dataset_split, None)
+    mapping = next((map_columns(row, source.name, settings, row) for row in rows), None)
 
     def open_epoch(epoch: int) -> Iterable[Question]:
         """Yield the questions of an epoch, counted from 0, reading the data set from its beginning.
@@ -256,10 +260,8 @@ def open_stream(sources: list[Source], settings: LearnerSettings, reader: Questi
         """
         seed = settings.seed + epoch if settings.dataset_shuffle else None
         order = " as shuffled" if settings.dataset_shuffle else ""
-        mapping: ColumnMapping | None = None
         for number, row in enumerate(stream_rows(source, settings.dataset_split, seed), 1):
-            if mapping is None:
-                mapping = map_columns(row, source.name, settings, row)
+            assert mapping  # there is a first row
             question = reader.read(row, mapping, f"{source.name}, row {number}{order}")
             if question is not None:
                 yield question

@@ -5,12 +5,13 @@ parts/*.parquet                       all files of this pattern, by name
 openai/gsm8k:main@e53f048#500         hub id, its configuration and revision; 500 rows of this data set
 """
 
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from glob import has_magic
+from glob import escape, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ class Source:
         there, or if it has a wildcard such as *.
         """
         path = Path(self.name)
-        return path if kind_of(path) or path.exists() or has_magic(self.name) else None
+        return path if kind_of(path) or os.path.exists(path) or has_magic(self.name) else None
 
     @classmethod
     def parse(cls, text: str) -> "Source":
@@ -68,10 +69,10 @@ class Source:
         """
         name, marker, count = text.rpartition("#") if "#" in text else (text, "", "0")
         if marker and not (count.isdecimal() and int(count)):
-            raise DataError(
-                f"{text}: expected a number of rows after #, found {count!r}. Write one above 0 in "
-                "LEARNER_DATASET or LEARNER_EVAL_DATASET, or leave the # out there"
+            remedy = (
+                "Write one above 0 in LEARNER_DATASET or LEARNER_EVAL_DATASET, or leave the # out there"
             )
+            raise DataError(f"{text}: expected a number of rows after #, found {count!r}. {remedy}")
         rows = int(count)
         if cls(name).path:
             return cls(name, count=rows)
@@ -85,10 +86,9 @@ class Source:
 def load_rows(source: Source, split: str, seed: int) -> tuple[Rows, list[int]]:
     """Return the rows of a data set, and the number of each row in it, from 1 on.
 
-    If the source has a count below the number of rows, that many rows are drawn by `seed`; they keep
-    their order. A hub id is downloaded. `split` names the part of a hub id or saved folder; files have
-    none. The progress bars of the library datasets are switched off. Raise DataError if the rows cannot
-    be read, are damaged, or have a column of images, sounds or films.
+    Of more rows than the source's count so many are drawn by `seed`; they keep their order. A hub id is
+    downloaded. `split` names the part of a hub id or saved folder; files have none. The progress bars of
+    datasets are switched off. Raise DataError for unreadable rows, damage, images, sounds and films.
     """
     import datasets
 
@@ -108,19 +108,23 @@ def load_rows(source: Source, split: str, seed: int) -> tuple[Rows, list[int]]:
 def _check_values(rows: "Dataset", name: str) -> None:
     """Raise DataError, which begins with `name`, for a column of images, sounds or films, or for damage.
 
-    `name` is the data set's. A text of a Parquet or Arrow file that is not UTF-8 is damage.
+    `name` is the data set's. A text of a Parquet or Arrow file that is not UTF-8 is damage, and a date,
+    timestamp or duration that Python has no value for.
     """
     import pyarrow
 
     _refuse_media(rows.features, name)
     for column in rows.column_names:
+        data = rows.data.column(column)
+        dates = data if re.search("date|timestamp|duration", str(data.type)) else ()
         try:
-            rows.data.column(column).validate(full=True)
-        except pyarrow.ArrowInvalid as error:
-            raise DataError(
-                f"{name}: the column {short(column)} has damaged values: {short(error)}. Write the file "
-                "again, with texts in UTF-8"
-            ) from error
+            data.validate(full=True)
+            for date in dates:
+                date.as_py()
+        except (pyarrow.ArrowInvalid, OverflowError) as error:
+            found = f"the column {short(column)} has damaged values: {short(error)}"
+            remedy = "Write the file again, with texts in UTF-8 and dates in the years 1 to 9999"
+            raise DataError(f"{name}: {found}. {remedy}") from error
 
 
 def _refuse_media(features: Mapping[str, Any] | None, name: str) -> None:
@@ -131,11 +135,9 @@ def _refuse_media(features: Mapping[str, Any] | None, name: str) -> None:
     """
     for column, feature in (features or {}).items():
         if found := _media_of(feature):
-            raise DataError(
-                f"{name}: the column {short(column)} holds values of type {found}, expected plain data: "
-                "the policy sees only texts. Choose a data set of texts, or remove the column if no "
-                "question needs it"
-            )
+            problem = f"the column {short(column)} holds values of type {found}, expected plain data"
+            remedy = "Choose a data set of texts, or remove the column if no question needs it"
+            raise DataError(f"{name}: {problem}: the policy sees only texts. {remedy}")
 
 
 def _media_of(feature: Any) -> str:
@@ -153,16 +155,21 @@ def _load(source: Source, split: str) -> Rows:
     """Return all rows of files, a folder, or a hub id, which is downloaded.
 
     `split` names the part of a folder or hub id; files, and folders saved without splits, have none.
-    Raise ValueError for a split that is not there, DataError for bad files, else the libraries' errors.
+    Raise ValueError for a split that is not there, DataError for bad files and for a folder of JSON or
+    CSV, else the libraries' errors.
     """
     import datasets
 
     path = source.path
     if path is None:
         return datasets.load_dataset(source.name, source.config, revision=source.revision, split=split)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return read_files(matching_files(path), source.name)
     if not any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
+        if (kind := datasets.load_dataset_builder(str(path)).name) in ("csv", "json"):
+            problem = "a folder of such files is read with guessed types, which make 7 of 007"
+            remedy = f"Name the files, such as {source.name}/*.{kind}*, which keeps their values"
+            raise DataError(f"{source.name}: {kind}: {problem}; expected Parquet. {remedy}")
         return datasets.load_dataset(str(path), split=split)
     saved = datasets.load_from_disk(str(path))  # a data set, or a dictionary of splits
     if isinstance(saved, dict) and split not in saved:
@@ -175,9 +182,9 @@ def _load(source: Source, split: str) -> Rows:
 def _as_data_error(source: Source, split: str) -> Iterator[None]:
     """Raise DataError, which names source and split, in place of an error of the block's libraries.
 
-    These are the errors of datasets, pyarrow, zlib and the hub, OSError, ValueError, RecursionError and
-    EOFError. Raise DiskFailed for a broken disk, ServerUnavailable if the hub is away. Other errors of
-    the block, DataError among them, pass through.
+    These are the errors of datasets, pyarrow, zlib and the hub, OSError, ValueError, RecursionError,
+    OverflowError and EOFError. Raise DiskFailed for a broken disk, ServerUnavailable if the hub is away.
+    Other errors of the block, DataError among them, pass through.
     """
     import datasets
     import pyarrow
@@ -188,16 +195,15 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
         yield
     except (
         datasets.exceptions.DatasetsError, pyarrow.ArrowException, HTTPError, OSError, ValueError,
-        RecursionError, EOFError, zlib.error,
+        RecursionError, OverflowError, EOFError, zlib.error,
     ) as error:  # fmt: skip
         if failed := failure_of(error.__cause__ or error):
             raise failed from error
         if source.path is None and (outage := outage_of(error, asked)):
             raise outage from error
-        raise DataError(
-            f"{asked}: cannot be loaded: {short(error, 500)}. Correct LEARNER_DATASET or "
-            "LEARNER_DATASET_SPLIT (for evaluation LEARNER_EVAL_DATASET or LEARNER_EVAL_SPLIT)."
-        ) from error
+        evaluated = "for evaluation LEARNER_EVAL_DATASET or LEARNER_EVAL_SPLIT"
+        remedy = f"Correct LEARNER_DATASET or LEARNER_DATASET_SPLIT ({evaluated})"
+        raise DataError(f"{asked}: cannot be loaded: {short(error, 500)}. {remedy}.") from error
 
 
 def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[str, object]]:
@@ -231,12 +237,10 @@ def _open_stream(source: Source, split: str) -> "IterableDataset":
         return datasets.load_dataset(
             source.name, source.config, revision=source.revision, split=split, streaming=True
         )
-    if path.is_dir():
+    if os.path.isdir(path):
         expected = f"expected a hub id, or files that end in {', '.join(ENDINGS)}"
-        raise DataError(
-            f"{source.name}: a folder cannot be streamed: {expected}. Correct the name, or set "
-            "LEARNER_DATASET_STREAMING=false"
-        )
+        remedy = "Correct the name, or set LEARNER_DATASET_STREAMING=false"
+        raise DataError(f"{source.name}: a folder cannot be streamed: {expected}. {remedy}")
     files = matching_files(path)
     form = form_of(files)
     if form == "text":
@@ -245,5 +249,5 @@ def _open_stream(source: Source, split: str) -> "IterableDataset":
             stream_texts, gen_kwargs={"paths": files, "columns": columns}
         )
     check_names_once(files, form)
-    names = list(map(str, files))
+    names = [escape(str(file)) for file in files]  # which datasets takes for patterns
     return datasets.load_dataset(form, data_files=names, split="train", streaming=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pyarrow.parquet
 import pytest
 
 from penstock.common.config.command import execute_command
@@ -45,6 +46,18 @@ def site(tmp_path, monkeypatch):
 
 def run(*flags):
     return execute_command(TryReward, "penstock try-reward", flags)
+
+
+def test_rewards_get_bytes_as_in_a_run(site, capfd):
+    code = "def whole(completions, raw, **_):\n    return [float(one == [b'a\\xff']) for one in raw]\n"
+    (site / "r.py").write_text(code)
+    table = pyarrow.table({"question": ["1+1="], "answer": ["2"], "raw": [[b"a\xff"]]})
+    pyarrow.parquet.write_table(table, site / "d.parquet")
+    for flags in ([], ["--json"]):
+        assert run("r.py", "--dataset", "d.parquet", *flags) == 0
+    said = capfd.readouterr().out
+    assert "gold 1, garbage 1" in said
+    assert '"gold": 1.0' in said
 
 
 def test_values_times_and_failures_of_a_file_are_shown(site, capfd):

@@ -303,6 +303,8 @@ def test_a_gold_that_is_no_number_is_told(tmp_path, gold):
         ("q.jsonl", b"", "q.jsonl is empty"),
         ("q.jsonl", b'{"question": "\\ud800", "answer": "2"}', "half a character"),
         ("q.csv", b",question,answer\n0,1+1=,2\n", "line 1: a column has no name"),
+        ("q.csv", b'question,answer\n1,2\n3,"4"5\n', "line 3: not readable as CSV"),
+        ("q.csv", b'question,answer\n1,"2\n3,4\n', "line 3: not readable as CSV"),
     ],
 )
 @READERS
@@ -337,6 +339,39 @@ def test_a_binary_file_that_is_not_utf_8_is_told(tmp_path, read, form, nested):
         read(str(path))
 
 
+TOO_LATE = pyarrow.array([3_000_000], pyarrow.int32()).cast(pyarrow.date32())
+
+
+@READERS
+@pytest.mark.parametrize("form", BINARY)
+@pytest.mark.parametrize(
+    "values",
+    [
+        TOO_LATE,
+        TOO_LATE.cast(pyarrow.timestamp("ms")),
+        pyarrow.array([2**61], pyarrow.int64()).cast(pyarrow.duration("s")),
+        pyarrow.ListArray.from_arrays([0, 1], TOO_LATE),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_a_date_that_python_has_no_value_for_is_told(tmp_path, read, form, values):
+    path = tmp_path / f"q.{'arrow' if form == 'stream' else form}"
+    write_binary(path, form, pyarrow.table({"question": ["1"], "answer": ["2"], "day": values}))
+    words = "the column day has damaged values" if read is found else "cannot be loaded"
+    with pytest.raises(DataError, match=rf"q\.{path.suffix[1:]}.*{words}"):
+        read(str(path))
+
+
+@READERS
+@pytest.mark.parametrize("form", BINARY)
+def test_a_file_with_the_letters_of_a_pattern_is_read_itself(tmp_path, read, form):
+    ending = "arrow" if form == "stream" else form
+    for name, answer in ((f"q[1].{ending}", "2"), (f"q1.{ending}", "3")):
+        table = pyarrow.table({"question": ["1", "1"], "answer": [answer, answer]})
+        write_binary(tmp_path / name, form, table)
+    assert read(str(tmp_path / f"q[1].{ending}")) == [("1", "2")] * 2
+
+
 @READERS
 @pytest.mark.parametrize(
     "kind", [datasets.Image(), datasets.List(datasets.Image()), {"a": datasets.Audio()}]
@@ -349,6 +384,33 @@ def test_columns_of_images_are_told(tmp_path, read, kind):
     )
     with pytest.raises(DataError, match=r"the column seen holds values of type (Image|Audio)"):
         read(str(tmp_path / "q.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("train.csv", "question,answer\n1+1=,007\n", "csv"),
+        ("train.tsv", "question\tanswer\n1+1=\t007\n", "csv"),
+        ("train.jsonl", '{"question": "1+1=", "answer": "2020-01-01"}\n', "json"),
+    ],
+)
+def test_a_folder_whose_values_would_change_is_refused(tmp_path, name, text, told):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / name).write_text(text)
+    with pytest.raises(DataError, match=rf"d: {told}: .*files, such as .*d/\*\.{told}\*, which"):
+        found(str(tmp_path / "d"))
+    assert found(f"{tmp_path}/d/*.{name[6:]}") in ([("1+1=", "007")], [("1+1=", "2020-01-01")])
+
+
+def test_a_folder_of_parquet_is_read(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "dataset_infos.json").write_text("{}")
+    write_binary(
+        tmp_path / "d" / "train.parquet",
+        "parquet",
+        pyarrow.table({"question": ["1+1="], "answer": ["2"]}),
+    )
+    assert found(str(tmp_path / "d")) == BOTH[:1]
 
 
 def test_a_folder_cannot_be_streamed(tmp_path):
@@ -370,3 +432,6 @@ def test_a_question_in_two_columns_is_told(tmp_path):
     with pytest.raises(DataError, match="two columns, instruction and input: set"):
         found(path)
     assert found(path, prompt_column="instruction") == [("add", "3")]
+    row["Input"] = row.pop("input")
+    with pytest.raises(DataError, match="two columns, instruction and Input: set"):
+        found(write(tmp_path / "q.jsonl", json.dumps(row)))

@@ -28,6 +28,7 @@ from penstock.learner.data.templates import Template
 from penstock.learner.data.tickets import TicketSource
 from tests.common.builders import make_ticket
 from tests.learner.builders import make_plan, make_settings
+from tests.learner.test_templates import ChatTokenizer
 
 
 class CharTokenizer:
@@ -210,7 +211,18 @@ def nested(levels):
         (
             "q.csv",
             ",".join(["question", "answer", *map(str, range(1024))]) + "\n" + ",".join("1" * 1026),
-            "row 1: 1026 names",
+            "row 1: 1028 names",  # with prompt and solution
+        ),
+        (
+            "q.csv",
+            ",".join(["question", "answer", *map(str, range(1021))]) + "\n" + ",".join("1" * 1023),
+            "row 1: 1025 names",
+        ),
+        (
+            "q.jsonl",
+            json.dumps({"prompt": '[{"role": "user", "content": "1", "more": ' + nested(32) + "}]"})[:-1]
+            + ', "answer": "2"}',
+            "row 1: column prompt: .*nested deeper",
         ),
         (
             "q.jsonl",
@@ -234,6 +246,26 @@ def test_a_value_nested_too_deep_in_parquet_is_named(tmp_path, streaming):
     pyarrow.parquet.write_table(table, tmp_path / "q.parquet")
     with pytest.raises(DataError, match=r"row 1: column a: .*nested deeper than 32"):
         load(str(tmp_path / "q.parquet"), dataset_streaming=streaming, max_steps=2)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_prompt_without_tokens_is_named(tmp_path, monkeypatch, streaming):
+    monkeypatch.setattr(Template, "render", lambda *_: [])
+    source = write(tmp_path / "q.jsonl", ROW)
+    with pytest.raises(DataError, match=r"q\.jsonl, row 1.*: the prompt has no token, expected at"):
+        load(source, dataset_streaming=streaming, max_steps=2)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_row_that_the_chat_template_rejects_is_named(tmp_path, streaming):
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ raise_exception('no') }}")
+    made = make_settings(
+        dataset=[write(tmp_path / "q.jsonl", ROW)], dataset_streaming=streaming, max_steps=2,
+        prompt_template=str(template),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"q\.jsonl, row 1.*: LEARNER_PROMPT_TEMPLATE: the chat"):
+        load_questions(made, Template(made, ChatTokenizer()))
 
 
 def test_the_deepest_row_makes_a_ticket(tmp_path):
@@ -374,6 +406,14 @@ def test_a_stream_in_the_files_order_leaves_long_prompts_out(tmp_path):
     source = write(tmp_path / "q.jsonl", *rows_of(("a", "1"), ("b" * 30, "1"), ("c", "1")))
     questions = stream(source, dataset_shuffle=False, max_prompt_length=10)
     assert [questions.at(position).columns["prompt"] for position in range(3)] == ["a", "c", "a"]
+
+
+def test_a_stream_has_the_columns_of_its_first_row_in_every_epoch(tmp_path):
+    rows = [{"question": f"q{n}", "answer": "1", "prompt": "p"} for n in range(9)]
+    source = write(tmp_path / "q.jsonl", ROW, *map(json.dumps, rows))
+    questions = stream(source)
+    asked = [questions.at(position).columns["prompt"] for position in range(50)]
+    assert Counter(asked) == dict.fromkeys(("1+1=", *(f"q{n}" for n in range(9))), 5)
 
 
 def test_a_stream_needs_a_number_of_steps(tmp_path):

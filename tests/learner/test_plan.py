@@ -76,6 +76,22 @@ def test_the_contract_says_how_rewards_are_summed(tmp_path, aggregation):
     assert make_plan(settings).contract.multi_objective_aggregation == aggregation
 
 
+def test_a_reward_can_have_the_columns_that_all_data_sets_have(tmp_path):
+    (tmp_path / "own.py").write_text("def own(completions, level):\n    return [1.0]\n")
+    first = write_questions(tmp_path / "first.jsonl", 120)
+    first.write_text(first.read_text().replace("}", ', "level": 1}'))
+    second = write_questions(tmp_path / "second.jsonl", 5)
+    settings = make_settings(
+        model=str(make_model(tmp_path / "model")),
+        dataset=[str(first), str(second)],
+        dataset_shuffle=False,
+        max_prompt_length=16,
+        rewards=[f"{tmp_path / 'own.py'}:own"],
+    )
+    (reward,) = make_plan(settings).contract.rewards
+    assert reward.options["columns"] == ["answer", "prompt", "question", "solution"]
+
+
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_model_folder_that_lacks_a_file_is_refused(tmp_path, missing):
     model = make_model(tmp_path / "model")
