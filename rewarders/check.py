@@ -76,9 +76,10 @@ def _parse(lines: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]], 
                 found[kind].append(value)
         (contract,) = found["contract"]
     except (ValueError, KeyError, AttributeError) as error:
-        expected = "what `learner --dry-run --json` prints, a contract, rows and gold answers as JSON"
-        remedy = "use `penstock check`, which joins the two commands"
-        raise ConfigError(f"--check: standard input is not {expected}; {remedy}") from error
+        raise ConfigError(
+            "--check: standard input is not what `learner --dry-run --json` prints, a contract, rows "
+            "and gold answers as JSON; use `penstock check`, which joins the two commands"
+        ) from error
     return contract, found["row"], found["gold"]
 
 

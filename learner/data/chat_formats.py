@@ -61,7 +61,8 @@ def _check_same(name: str, template: Template, known: KnownFormat, tools: Sequen
     except ValueError as error:
         raise ConfigError(f"LEARNER_RENDERER={name}: {error}; set LEARNER_RENDERER=none") from error
     if found != template.render(_QUESTION, tools):
-        problem = "this format writes prompts with other tokens than the chat template of the model"
-        kwargs = "set variables of the template such as date_string in LEARNER_CHAT_TEMPLATE_KWARGS"
-        remedy = f"Name the model's format, {kwargs}, or set LEARNER_RENDERER=none"
-        raise ConfigError(f"LEARNER_RENDERER={name}: {problem}. {remedy}")
+        raise ConfigError(
+            f"LEARNER_RENDERER={name}: this format writes prompts with other tokens than the chat "
+            "template of the model. Name the model's format, set variables of the template such as "
+            "date_string in LEARNER_CHAT_TEMPLATE_KWARGS, or set LEARNER_RENDERER=none"
+        )

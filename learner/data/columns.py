@@ -79,9 +79,10 @@ def map_columns(
         """Return `named`, or if "" the first of `usual` that is there. Raise DataError without one."""
         if chosen := first(usual, variable) if not named else named if has(named) else "":
             return chosen
-        none = f"none of the columns {', '.join(usual)} is there" if not named else ""
+        usual_ones = f"none of the columns {', '.join(usual)} is there"
+        missing = f"column {named!r} is missing" if named else usual_ones
         there = f"it has {short(', '.join(found), 500)}. Set {variable} to one of these"
-        raise DataError(f"{source}: {none or f'column {named!r} is missing'}; {there}.")
+        raise DataError(f"{source}: {missing}; {there}.")
 
     prompt = pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN")
     other = {name.lower(): name for name in found}.get("input")
@@ -209,11 +210,10 @@ def check_row(prompt: object, solution: object, mapping: ColumnMapping, where: s
     else:
         usable = isinstance(prompt, str) and bool(prompt.strip())
     if not usable:
-        expected = (
-            "expected a text, or a list of messages with a role and a text as content, one by the user"
+        raise DataError(
+            f"{where}: {mapping.prompt} is {brief(prompt)}; expected a text, or a list of messages with "
+            "a role and a text as content, one by the user. Correct the row, or LEARNER_PROMPT_COLUMN"
         )
-        remedy = "Correct the row, or LEARNER_PROMPT_COLUMN"
-        raise DataError(f"{where}: {mapping.prompt} is {brief(prompt)}; {expected}. {remedy}")
     if mapping.solution and not mapping.optional and _is_missing(solution):
         found = "null" if solution is None else brief(solution)
         remedy = "Correct the row, or LEARNER_SOLUTION_COLUMN"

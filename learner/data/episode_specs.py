@@ -31,11 +31,11 @@ def resolve_episodes(settings: LearnerSettings, template: Template) -> EpisodeSp
     if not settings.has_episodes:
         return EpisodeSpec()
     if template.chat is None:
-        found = (
-            "LEARNER_TOOLS, LEARNER_ENVIRONMENT or LEARNER_AGENT is set, but no chat template makes the"
+        raise ConfigError(
+            "LEARNER_TOOLS, LEARNER_ENVIRONMENT or LEARNER_AGENT is set, but no chat template makes the "
+            "prompts. Expected one, which adds turns to a conversation: set LEARNER_PROMPT_TEMPLATE to "
+            "chat or to a file *.jinja"
         )
-        remedy = "set LEARNER_PROMPT_TEMPLATE to chat or to a file *.jinja"
-        raise ConfigError(f"{found} prompts. Expected one, which adds turns to a conversation: {remedy}")
     spec = EpisodeSpec(
         tools=_codes("LEARNER_TOOLS", settings.tools),
         environments=_codes("LEARNER_ENVIRONMENT", settings.environment),

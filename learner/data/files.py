@@ -245,9 +245,10 @@ def _json_rows(path: Path) -> Iterator[dict[str, object]]:
         columns = dict.fromkeys(row) if columns is None else columns
         if columns and columns.keys().isdisjoint(row):
             there, known = short(", ".join(row), 100), short(", ".join(columns), 100)
-            problem = f"has {there or 'nothing'}, and none of the columns before, {known}"
-            remedy = "expected at least one of these: give all rows the same columns"
-            raise DataError(f"{where}: {problem}; {remedy}")
+            raise DataError(
+                f"{where}: has {there or 'nothing'}, and none of the columns before, {known}; expected "
+                "at least one of these: give all rows the same columns"
+            )
         columns.update(dict.fromkeys(row))
         if len(columns) > MOST_NAMES:
             problem = f"the rows up to here have {len(columns)} columns together"
@@ -303,9 +304,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                found = f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
-                remedy = "save the file as UTF-8"
-                raise DataError(f"{path}, line {number}: not UTF-8: {found}; {remedy}") from error
+                raise DataError(
+                    f"{path}, line {number}: not UTF-8: byte {error.start + 1} of the line is "
+                    f"0x{line[error.start]:02x}; save the file as UTF-8"
+                ) from error
 
 
 def _parse(text: str, where: str, more: str = "") -> Any:
@@ -317,5 +319,6 @@ def _parse(text: str, where: str, more: str = "") -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
-        problem = f"not readable as JSON ({explain(error)}){more}"
-        raise DataError(f"{where}: {problem}. Correct the file there") from error
+        raise DataError(
+            f"{where}: not readable as JSON ({explain(error)}){more}. Correct the file there"
+        ) from error

@@ -187,6 +187,7 @@ class Streamed:
                 yield position, question
                 position += 1
             if position == 0:
-                problem = "no row gave a question of a length allowed, expected one"
                 remedy = "Name another data set in LEARNER_DATASET, or raise LEARNER_MAX_PROMPT_LENGTH"
-                raise DataError(f"{self._name}: {problem}. {remedy}")
+                raise DataError(
+                    f"{self._name}: no row gave a question of a length allowed, expected one. {remedy}"
+                )

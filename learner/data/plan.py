@@ -239,8 +239,10 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     folder = Path(name)
     if os.path.isdir(folder):
         if revision:
-            problem = f"{name} is a folder here, which has no revisions, expected a hub id"
-            raise ConfigError(f"LEARNER_MODEL_REVISION={revision}: {problem}; leave the revision out")
+            raise ConfigError(
+                f"LEARNER_MODEL_REVISION={revision}: {name} is a folder here, which has no revisions, "
+                "expected a hub id; leave the revision out"
+            )
         return folder.absolute()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, HTTPError
@@ -279,10 +281,11 @@ def read_model(
             folder, trust_remote_code=trust_remote_code
         ).get_text_config()
     except Exception as error:  # of files that others wrote: transformers and tokenizers raise any
-        trust = "set LEARNER_TRUST_REMOTE_CODE=true and ACTOR_TRUST_REMOTE_CODE=true"
-        remedy = f"name another model, or, where it needs code of its own that you trust, {trust}"
-        found = f"LEARNER_MODEL={folder}: cannot be read: {short(error, 500)}"
-        raise ConfigError(f"{found}. Repair the folder, {remedy}") from error
+        raise ConfigError(
+            f"LEARNER_MODEL={folder}: cannot be read: {short(error, 500)}. Repair the folder, name "
+            "another model, or, where it needs code of its own that you trust, set "
+            "LEARNER_TRUST_REMOTE_CODE=true and ACTOR_TRUST_REMOTE_CODE=true"
+        ) from error
     return tokenizer, config
 
 
@@ -295,10 +298,11 @@ def check_length(settings: LearnerSettings, config: "PreTrainedConfig") -> None:
     wanted = settings.max_prompt_length + settings.max_completion_length
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and wanted > limit:
-        prompt = f"LEARNER_MAX_PROMPT_LENGTH ({settings.max_prompt_length})"
-        both = f"{prompt} + LEARNER_MAX_COMPLETION_LENGTH ({settings.max_completion_length})"
-        remedy = f"lower them to {limit} together, such as {limit // 2} each"
-        raise ConfigError(f"{both} is {wanted} tokens, but the model takes {limit}: {remedy}")
+        raise ConfigError(
+            f"LEARNER_MAX_PROMPT_LENGTH ({settings.max_prompt_length}) + LEARNER_MAX_COMPLETION_LENGTH "
+            f"({settings.max_completion_length}) is {wanted} tokens, but the model takes {limit}: "
+            f"lower them to {limit} together, such as {limit // 2} each"
+        )
 
 
 def describe(settings: LearnerSettings, plan: Plan) -> dict[str, int | str]:

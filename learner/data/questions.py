@@ -187,10 +187,11 @@ def read_questions(
     if faults:
         raise DataError("\n".join(faults))
     if not questions:
-        limit = f"LEARNER_MAX_PROMPT_LENGTH={settings.max_prompt_length} tokens, expected at least one"
-        found = f"{source.name}: none of the {len(rows)} prompts has at most {limit}"
-        longest = f"Raise this limit (the longest has {reader.longest})"
-        raise DataError(f"{found}. {longest}, or set LEARNER_OVERLONG_PROMPTS=truncate.")
+        raise DataError(
+            f"{source.name}: none of the {len(rows)} prompts has at most LEARNER_MAX_PROMPT_LENGTH="
+            f"{settings.max_prompt_length} tokens, expected at least one. Raise this limit (the longest "
+            f"has {reader.longest}), or set LEARNER_OVERLONG_PROMPTS=truncate."
+        )
     return questions
 
 
@@ -212,9 +213,10 @@ def hold_out(
         raise ConfigError(f"LEARNER_EVAL_HOLDOUT={wanted:g}: {expected}: change it to one of these")
     count = round(wanted * total) if wanted < 1 else int(wanted)
     if not 0 < count < total:
-        found = f"LEARNER_EVAL_HOLDOUT={wanted:g} would hold out {count} of {total} questions"
-        expected = "expected at least one to train on and at least one held out"
-        raise ConfigError(f"{found}: {expected}. Choose another share or number.")
+        raise ConfigError(
+            f"LEARNER_EVAL_HOLDOUT={wanted:g} would hold out {count} of {total} questions: expected at "
+            "least one to train on and at least one held out. Choose another share or number."
+        )
     chosen = np.zeros(total, bool)
     seed = str(settings.seed).encode()
     drawn_by = [blake3(seed + repr(one.columns).encode()).digest() for one in chain(*sets)]
@@ -226,9 +228,11 @@ def hold_out(
     drawn = np.split(chosen, np.cumsum([len(one) for one in sets])[:-1])
     kept = [list(compress(one, ~held)) for one, held in zip(sets, drawn, strict=True)]
     if not all(kept):
-        found = f"LEARNER_EVAL_HOLDOUT={wanted:g} holds out every question of one of the data sets"
-        remedy = "choose less, or name the held-out questions by LEARNER_EVAL_DATASET"
-        raise ConfigError(f"{found}; expected at least one question left in each: {remedy}")
+        raise ConfigError(
+            f"LEARNER_EVAL_HOLDOUT={wanted:g} holds out every question of one of the data sets; "
+            "expected at least one question left in each: choose less, or name the held-out questions "
+            "by LEARNER_EVAL_DATASET"
+        )
     return kept, list(compress(chain(*sets), chosen))
 
 

@@ -135,9 +135,11 @@ def _refuse_media(features: Mapping[str, Any] | None, name: str) -> None:
     """
     for column, feature in (features or {}).items():
         if found := _media_of(feature):
-            problem = f"the column {short(column)} holds values of type {found}, expected plain data"
-            remedy = "Choose a data set of texts, or remove the column if no question needs it"
-            raise DataError(f"{name}: {problem}: the policy sees only texts. {remedy}")
+            raise DataError(
+                f"{name}: the column {short(column)} holds values of type {found}, expected plain data: "
+                "the policy sees only texts. Choose a data set of texts, or remove the column if no "
+                "question needs it"
+            )
 
 
 def _media_of(feature: Any) -> str:
@@ -201,9 +203,10 @@ def _as_data_error(source: Source, split: str) -> Iterator[None]:
             raise failed from error
         if source.path is None and (outage := outage_of(error, asked)):
             raise outage from error
-        evaluated = "for evaluation LEARNER_EVAL_DATASET or LEARNER_EVAL_SPLIT"
-        remedy = f"Correct LEARNER_DATASET or LEARNER_DATASET_SPLIT ({evaluated})"
-        raise DataError(f"{asked}: cannot be loaded: {short(error, 500)}. {remedy}.") from error
+        raise DataError(
+            f"{asked}: cannot be loaded: {short(error, 500)}. Correct LEARNER_DATASET or "
+            "LEARNER_DATASET_SPLIT (for evaluation LEARNER_EVAL_DATASET or LEARNER_EVAL_SPLIT)."
+        ) from error
 
 
 def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[str, object]]:
@@ -239,8 +242,10 @@ def _open_stream(source: Source, split: str) -> "IterableDataset":
         )
     if os.path.isdir(path):
         expected = f"expected a hub id, or files that end in {', '.join(ENDINGS)}"
-        remedy = "Correct the name, or set LEARNER_DATASET_STREAMING=false"
-        raise DataError(f"{source.name}: a folder cannot be streamed: {expected}. {remedy}")
+        raise DataError(
+            f"{source.name}: a folder cannot be streamed: {expected}. Correct the name, or set "
+            "LEARNER_DATASET_STREAMING=false"
+        )
     files = matching_files(path)
     form = form_of(files)
     if form == "text":

@@ -63,12 +63,15 @@ class Template:
         own = bool(getattr(tokenizer, "chat_template", None))
         template: str | None = None
         if self._kind == "chat" and not own:
-            remedy = "set LEARNER_PROMPT_TEMPLATE to auto, none, or a file *.jinja"
-            problem = "but the model's tokenizer has no chat template"
-            raise ConfigError(f"LEARNER_PROMPT_TEMPLATE=chat, {problem}: {remedy}")
+            raise ConfigError(
+                "LEARNER_PROMPT_TEMPLATE=chat, but the model's tokenizer has no chat template: set "
+                "LEARNER_PROMPT_TEMPLATE to auto, none, or a file *.jinja"
+            )
         if self._kind in ("r1", "qwen_r1") and self._system:
-            problem = f"LEARNER_PROMPT_TEMPLATE={self._kind} has a system prompt of its own"
-            raise ConfigError(f"{problem}: leave LEARNER_SYSTEM_PROMPT empty")
+            raise ConfigError(
+                f"LEARNER_PROMPT_TEMPLATE={self._kind} has a system prompt of its own: leave "
+                "LEARNER_SYSTEM_PROMPT empty"
+            )
         if self._kind not in _NAMED:
             template = _read_template(self._kind)
         self._template_name = "the tokenizer's own" if template is None else self._kind
@@ -113,10 +116,10 @@ class Template:
             return self._renderer.render(messages, tools)
         except ValueError as error:
             roles = short(", ".join(str(message.get("role")) for message in messages))
-            found = f"the chat template ({self._template_name}) fails on messages of the roles {roles}"
-            remedy = "Correct the template or the messages' roles, or set LEARNER_PROMPT_TEMPLATE=none."
             raise ConfigError(
-                f"LEARNER_PROMPT_TEMPLATE: {found}: {short(error, 300)}. {remedy}"
+                f"LEARNER_PROMPT_TEMPLATE: the chat template ({self._template_name}) fails on messages "
+                f"of the roles {roles}: {short(error, 300)}. Correct the template or the messages' "
+                "roles, or set LEARNER_PROMPT_TEMPLATE=none."
             ) from error
 
     def _encode(self, text: str, special: bool) -> list[int]:
@@ -134,21 +137,23 @@ def _check_variables(settings: LearnerSettings, template: str | None, name: str)
     """
     variables = settings.chat_template_kwargs
     if variables and template is None:
-        kind = f"with LEARNER_PROMPT_TEMPLATE={settings.prompt_template}"
-        problem = f"has no effect: {kind} no chat template makes this model's prompts"
-        raise ConfigError(f"LEARNER_CHAT_TEMPLATE_KWARGS {problem}. Leave it out, or name a template")
-    if taken := _RESERVED & set(variables):
-        expected = (
-            "expected variables of the template alone, such as enable_thinking. Leave out the others"
+        raise ConfigError(
+            f"LEARNER_CHAT_TEMPLATE_KWARGS has no effect: with LEARNER_PROMPT_TEMPLATE="
+            f"{settings.prompt_template} no chat template makes this model's prompts. Leave it out, or "
+            "name a template"
         )
-        found = f"{', '.join(sorted(taken))} cannot be set"
-        raise ConfigError(f"LEARNER_CHAT_TEMPLATE_KWARGS: {found}: {expected}")
+    if taken := _RESERVED & set(variables):
+        raise ConfigError(
+            f"LEARNER_CHAT_TEMPLATE_KWARGS: {', '.join(sorted(taken))} cannot be set: expected "
+            "variables of the template alone, such as enable_thinking. Leave out the others"
+        )
     known = set(re.findall(r"[A-Za-z_]\w*", template or ""))
     if unused := [variable for variable in variables if variable not in known]:
         hint = did_you_mean(unused[0], sorted(known)[:1000], "leave it out")
-        found = f"the chat template ({name}) has no variable {short(unused[0])}"
-        problem = f"{found}, so its value would have no effect"
-        raise ConfigError(f"LEARNER_CHAT_TEMPLATE_KWARGS: {problem}: {hint}")
+        raise ConfigError(
+            f"LEARNER_CHAT_TEMPLATE_KWARGS: the chat template ({name}) has no variable "
+            f"{short(unused[0])}, so its value would have no effect: {hint}"
+        )
 
 
 def is_chat(settings: LearnerSettings, tokenizer: "PreTrainedTokenizerBase") -> bool:
@@ -183,8 +188,13 @@ def read_prompt(text: str) -> str:
 
 
 def _read_template(name: str) -> str:
-    """Return the chat template in the file `name`. Raise ConfigError if it is no readable *.jinja."""
+    """Return the chat template in the file `name`. Raise ConfigError if the file cannot be read.
+
+    Raise ConfigError as well if the name does not end in .jinja or .j2.
+    """
     if not name.endswith((".jinja", ".j2")):
-        expected = "expected auto, chat, none, r1, qwen_r1, or a chat template in a file *.jinja"
-        raise ConfigError(f"LEARNER_PROMPT_TEMPLATE={name}: {expected}: change it to one of these")
+        raise ConfigError(
+            f"LEARNER_PROMPT_TEMPLATE={name}: expected auto, chat, none, r1, qwen_r1, or a chat "
+            "template in a file *.jinja: change it to one of these"
+        )
     return read_text(Path(name), f"LEARNER_PROMPT_TEMPLATE={name}")

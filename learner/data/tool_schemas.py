@@ -19,10 +19,9 @@ def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
     try:
         schema: dict[str, Any] = get_json_schema(tool)
     except Exception as error:  # transformers parses the docstring, and raises what that raises
-        found = f"the tool {getattr(tool, '__name__', repr(tool)[:80])} has no schema: {short(error)}"
-        remedy = (
-            "Give each parameter a type hint, and the docstring a sentence on the tool and a section"
-        )
-        args = "Args: with a line `name: text` per parameter; wrap what is no function by def in one"
-        raise ConfigError(f"{found}. {remedy} {args}") from error
+        raise ConfigError(
+            f"the tool {getattr(tool, '__name__', repr(tool)[:80])} has no schema: {short(error)}. Give "
+            "each parameter a type hint, and the docstring a sentence on the tool and a section Args: "
+            "with a line `name: text` per parameter; wrap what is no function by def in one"
+        ) from error
     return schema
