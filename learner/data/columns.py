@@ -7,7 +7,7 @@ LEARNER_SOLUTION_COLUMN. Dots reach into nested values: `reward_model.ground_tru
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.common.config.learner_settings import LearnerSettings
@@ -85,14 +85,20 @@ def map_columns(
         raise DataError(f"{source}: {missing}; {there}.")
 
     prompt = pick(settings.prompt_column, PROMPT_NAMES, "LEARNER_PROMPT_COLUMN")
-    other = {name.lower(): name for name in found}.get("input")
-    if other and not settings.prompt_column and prompt.lower() == "instruction":
-        remedy = f"set LEARNER_PROMPT_COLUMN={prompt} to leave {other} out, or join them"
-        raise DataError(f"{source}: the question is in two columns, {prompt} and {other}: {remedy}")
+    if not settings.prompt_column:
+        _check_is_whole(prompt, found, source)
     if not (settings.solution_column or NEED_GOLD & set(settings.rewards)):
         return ColumnMapping(prompt, first(SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN"), True)
     solution = pick(settings.solution_column, SOLUTION_NAMES, "LEARNER_SOLUTION_COLUMN")
     return ColumnMapping(prompt, solution)
+
+
+def _check_is_whole(prompt: str, names: Sequence[str], source: str) -> None:
+    """Raise DataError if the question is in two of the columns `names`, `instruction` and `input`."""
+    other = {name.lower(): name for name in names}.get("input")
+    if other and prompt.lower() == "instruction":
+        remedy = f"set LEARNER_PROMPT_COLUMN={prompt} to leave {other} out, or join them"
+        raise DataError(f"{source}: the question is in two columns, {prompt} and {other}: {remedy}")
 
 
 def look_up(row: Mapping[str, object], name: str) -> object:

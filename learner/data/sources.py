@@ -69,10 +69,10 @@ class Source:
         """
         name, marker, count = text.rpartition("#") if "#" in text else (text, "", "0")
         if marker and not (count.isdecimal() and int(count)):
-            remedy = (
-                "Write one above 0 in LEARNER_DATASET or LEARNER_EVAL_DATASET, or leave the # out there"
+            raise DataError(
+                f"{text}: expected a number of rows after #, found {count!r}. Write one above 0 in "
+                "LEARNER_DATASET or LEARNER_EVAL_DATASET, or leave the # out there"
             )
-            raise DataError(f"{text}: expected a number of rows after #, found {count!r}. {remedy}")
         rows = int(count)
         if cls(name).path:
             return cls(name, count=rows)
@@ -86,9 +86,9 @@ class Source:
 def load_rows(source: Source, split: str, seed: int) -> tuple[Rows, list[int]]:
     """Return the rows of a data set, and the number of each row in it, from 1 on.
 
-    Of more rows than the source's count so many are drawn by `seed`; they keep their order. A hub id is
-    downloaded. `split` names the part of a hub id or saved folder; files have none. The progress bars of
-    datasets are switched off. Raise DataError for unreadable rows, damage, images, sounds and films.
+    If the source has a count below the number of rows, that many rows are drawn by `seed`; they keep
+    their order. A hub id is downloaded. `split` names the part of a hub id or saved folder; files have
+    none. Progress bars are switched off. Raise DataError for unreadable rows, images, sounds and films.
     """
     import datasets
 
