@@ -242,8 +242,8 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
             if looked.is_set():
                 scale.leave(name)
                 time.sleep(0.2)
-                scale.tell(name, "one", {"actor": 1})
                 looked.clear()
+            scale.tell(name, "one", {"actor": 1})
             if scale.wishes(name):
                 break
         connection.execute("HSET", keys.fence, "lease", 0)

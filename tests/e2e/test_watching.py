@@ -124,7 +124,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
         site.wait(WITHIN_S)
     assert "Killed by SIGKILL" in log.read_text()
     assert not any(map(psutil.pid_exists, pids))
-    assert b"\x1b[?1049l" in site.written  # the terminal is as it was
+    wait_until(lambda: b"\x1b[?1049l" in site.written, "the terminal as it was")
     assert b"\x1b[?25h" in site.written
 
 
