@@ -35,7 +35,7 @@ from penstock.common.config.role_command import ActorCommand, LearnerCommand, Ru
 from penstock.common.config.secret_file import read_secret
 from penstock.common.config.variables import UP_ENV_FILE, read_environment
 from penstock.common.errors import ConfigError, PenstockError
-from penstock.common.files.atomic import make_folder
+from penstock.common.files.atomic import make_folder, read_json_lines
 from penstock.common.files.lock import hold_lock
 from penstock.common.files.modes import umask
 from penstock.common.files.reading import at_home
@@ -130,6 +130,7 @@ class Up(Command):
         limits = self._limits(settings, plan, _LINGER_S if listening else 0.0)
         asked = "" if self.only else self._move_away_if_asked(settings, listening)
         folder = settings.run.folder
+        made = len(read_json_lines(folder.metrics))
         with umask(settings.run.umask), self._locks(folder, plan):
             if not settings.redis_url:
                 services = [queue_service(folder, listening, Keys(settings.run.name)), *services]
@@ -151,7 +152,8 @@ class Up(Command):
                     remove_old_socket(folder)
             if report is None and beside is None:
                 repeat = REPEAT_WITHOUT if asked == "new" else REPEAT
-                print_ending(folder, reports.describe(logs_folder, repeat), repeat, self.trains())
+                failure = reports.describe(logs_folder, repeat)
+                print_ending(folder, failure, repeat, self.trains(), made)
             return code
 
     def trains(self) -> bool:

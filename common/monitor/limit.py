@@ -121,11 +121,13 @@ def _missing(now: Overview) -> str:
 
 
 def _evaluating(now: Overview) -> str:
-    """Return that the learner waits, while held-out questions are open; else ""."""
-    asked = now.streams.get("eval_tickets")
-    if not (asked and asked.depth and now.learner.phase == WAITING_FOR_GROUPS):
-        return ""
-    return f"The learner waits for an evaluation: {counted(asked.depth, 'question')} left."
+    """Return that the learner waits, while held-out questions are open, or that it ends; else ""."""
+    asked, progress = now.streams.get("eval_tickets"), now.progress
+    if asked and asked.depth and now.learner.phase == WAITING_FOR_GROUPS:
+        return f"The learner waits for an evaluation: {counted(asked.depth, 'question')} left."
+    if progress and 0 < progress.steps <= progress.step:
+        return "All steps are made: the last evaluation and the final model are being finished."
+    return ""
 
 
 def _absence(now: Overview, role: str, consequence: str) -> Fault:

@@ -104,7 +104,7 @@ def _curves(progress: LearnerProgress | None, width: int, levels: str) -> list[T
     room = max(10, width - 40)
     lines = []
     for name, values, when in (
-        ("reward", progress.rewards, f"last {len(progress.rewards)} steps"),
+        ("reward", progress.rewards, f"last {counted(len(progress.rewards), 'step')}"),
         ("held-out", progress.heldout, f"last at step {max(progress.evaluated, default=0)}"),
     ):
         last = f"{values[-1]:.3f}" if values else "-"

@@ -78,13 +78,18 @@ class LastWords:
         )
 
 
-def print_ending(folder: RunFolder, failure: str, repeat: str = REPEAT, trains: bool = True) -> None:
+def print_ending(
+    folder: RunFolder, failure: str, repeat: str = REPEAT, trains: bool = True, made: int = 0
+) -> None:
     """Print the summary of the run in `folder`, or the text `failure` if a process failed the run.
 
-    `repeat` says what makes the run go on. Of a run that `trains` it is said that it has no step yet.
+    `repeat` says what makes the run go on. Of a run that `trains` it is said that it has no step yet,
+    or no more than the `made` ones that it had at this start.
     """
     none = f"The run was stopped before its first step. To go on {repeat}.\nLogs: {folder.logs}"
     text = failure or format_ending(folder, repeat) or (none if trains else "")
+    if made and trains and not failure and len(read_json_lines(folder.metrics)) == made:
+        text = f"This start trained nothing: {counted(made, 'step')} were made before.\n{text}"
     if text:
         lines = text.splitlines()
         if sys.stdout.isatty():

@@ -91,6 +91,14 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"streams": streams(eval_tickets=(193, 64))},
         "The learner waits for an evaluation: 193 questions left.",
     ),
+    "after the last step": (
+        {
+            "progress": replace(PROGRESS, step=PROGRESS.steps),
+            "streams": streams(rollouts=(67, 4)),
+            "workers": {"a": worker(), "r": worker("rewarder")},
+        },
+        "All steps are made: the last evaluation and the final model are being finished.",
+    ),
     "groups that die": (
         {"totals": {"issued": 90, "trained": 8, "dead": 55, "evaluated": 900}},
         "55 of 63 groups died: a reward, a tool or the prompts fail. `queues dead runs/demo` says why.",
@@ -148,7 +156,7 @@ def test_the_sentence_names_the_cause(name: str) -> None:
     works = (
         "actors", "the learner", "rewarders", "rewarders that come next", "rewarders that hold all",
         "long answers", "the first step", "no actor yet", "no rewarder yet", "a start", "the end",
-        "an evaluation",
+        "an evaluation", "after the last step",
     )  # fmt: skip
     assert isinstance(sentence, Fault) == (name not in works)
     missing = {

@@ -340,6 +340,13 @@ def test_the_ending_has_before_after_and_what_to_type_next(tmp_path: Path) -> No
     assert "for more steps raise LEARNER_MAX_STEPS and repeat the command." in text
 
 
+def test_the_ending_of_a_start_that_had_nothing_to_train_says_so(tmp_path: Path, capsys) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n' * 2)
+    for made, trains, says in ((2, True, True), (1, True, False), (0, True, False), (2, False, False)):
+        print_ending(RunFolder(tmp_path), "", trains=trains, made=made)
+        assert ("trained nothing: 2 steps were made before" in capsys.readouterr().out) == says
+
+
 def test_the_ending_of_a_run_without_a_step_says_so(tmp_path: Path, capsys) -> None:
     assert format_ending(RunFolder(tmp_path)) == ""
     print_ending(RunFolder(tmp_path), "", trains=False)
