@@ -55,7 +55,7 @@ class TurnTemplate:
         self._tokenizer = read_tokenizer(folder)
         self._added = self._tokenizer.get_added_tokens_decoder()
         end = chat.variables.get("eos_token")
-        self._ends = {id for id, one in self._added.items() if one.special or one.content == end}
+        self._ends = {number for number, one in self._added.items() if one.special or one.content == end}
         self._format: KnownFormat | None = None
         if chat.renderer:
             self._format = KnownFormat(chat.renderer, self._tokenizer, chat.variables)

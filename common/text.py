@@ -12,7 +12,8 @@ SHOWN = 2000
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 """A model or data set of the Hugging Face hub: NAME or OWNER/NAME."""
 
-_BYTES = "\0bytes"  # the one key of a map that stands for bytes in a line
+_BYTES = "\0bytes"
+"""The only key of a map that stands for bytes in a line of JSON. Its value has a letter per byte."""
 _WORD = re.compile(r"\S+")
 _FORM = "USER:PASSWORD@HOST"  # of a URL in the text of an error
 _PASSWORD = re.compile(r"((?:password|passwd|secret|token|api_?key)=)[^\s&]+", re.IGNORECASE)
@@ -32,7 +33,13 @@ def to_line(value: Any) -> str:
 
 def from_line(line: str | bytes) -> Any:
     """Return the value that `to_line` was given. Raise ValueError if the line is no JSON."""
-    return json.loads(line, object_hook=lambda x: x[_BYTES].encode("latin-1") if _BYTES in x else x)
+
+    def restored(found: dict[str, Any]) -> Any:
+        """Return the bytes that a map stands for, or the map, also one that a data set has by chance."""
+        letters = found.get(_BYTES)
+        return letters.encode("latin-1") if isinstance(letters, str) and len(found) == 1 else found
+
+    return json.loads(line, object_hook=restored)
 
 
 def short(value: object, letters: int = 200) -> str:

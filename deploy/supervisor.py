@@ -142,8 +142,8 @@ class Supervisor:
     def _scale(self) -> None:
         """Add and end processes until each role has as many as were asked for.
 
-        Those that do not run end first, then the newest. Each gets SIGTERM, an actor SIGKILL after
-        `terminate_s`; then it is forgotten.
+        Processes that wait for a restart end first, then the newest. Each gets SIGTERM, an actor SIGKILL
+        after `terminate_s`; then it is forgotten.
         """
         self.children = [one for one in self.children if one.wanted or one.running]
         self._kill_late()

@@ -35,7 +35,7 @@ from penstock.common.config.role_command import ActorCommand, LearnerCommand, Ru
 from penstock.common.config.secret_file import read_secret
 from penstock.common.config.variables import UP_ENV_FILE, read_environment
 from penstock.common.errors import ConfigError, PenstockError
-from penstock.common.files.atomic import make_folder, read_json_lines
+from penstock.common.files.atomic import make_folder
 from penstock.common.files.lock import hold_lock
 from penstock.common.files.modes import umask
 from penstock.common.files.reading import at_home
@@ -52,7 +52,13 @@ from penstock.deploy.devices import ACTOR, LEARNER, DevicePlan, find_gpus, threa
 from penstock.deploy.earlier_run import began_from, begin_from, check_whole, find_checkpoint, move_away
 from penstock.deploy.procfile import read_procfile
 from penstock.deploy.scaling.link import ScaleLink
-from penstock.deploy.showing.ending import REPEAT, REPEAT_WITHOUT, LastWords, print_ending
+from penstock.deploy.showing.ending import (
+    REPEAT,
+    REPEAT_WITHOUT,
+    LastWords,
+    print_ending,
+    steps_of_complete_run,
+)
 from penstock.deploy.showing.live import STOPPING, Heartbeat, LiveScreen, Show, is_live
 from penstock.deploy.showing.logs import LogFiles
 from penstock.deploy.supervisor import LEARNER_STAGE, SERVER_STAGE, WORKER_STAGE, Limits, Supervisor
@@ -130,7 +136,7 @@ class Up(Command):
         limits = self._limits(settings, plan, _LINGER_S if listening else 0.0)
         asked = "" if self.only else self._move_away_if_asked(settings, listening)
         folder = settings.run.folder
-        made = len(read_json_lines(folder.metrics))
+        made = steps_of_complete_run(folder)
         with umask(settings.run.umask), self._locks(folder, plan):
             if not settings.redis_url:
                 services = [queue_service(folder, listening, Keys(settings.run.name)), *services]

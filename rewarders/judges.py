@@ -69,8 +69,8 @@ class Judges:
         self._free = asyncio.Semaphore(settings.judge_max_concurrency)
         self._cache: dict[bytes, float] = {}  # by `_key`
         self._caching = threading.Lock()
-        self._starting = threading.Lock()
-        self._started: asyncio.AbstractEventLoop | None = None
+        self._loop_lock = threading.Lock()
+        self._shared_loop: asyncio.AbstractEventLoop | None = None
 
     def check(self, spec: RewardSpec) -> str:
         """Return the reason why a judge cannot be used here; "" if it can. The judge is not asked.
@@ -175,12 +175,12 @@ class Judges:
 
         The first access creates the loop and starts its thread, which ends with the process.
         """
-        with self._starting:
-            if self._started is None:
-                self._started = asyncio.new_event_loop()
-                run = self._started.run_forever
+        with self._loop_lock:
+            if self._shared_loop is None:
+                self._shared_loop = asyncio.new_event_loop()
+                run = self._shared_loop.run_forever
                 threading.Thread(target=run, name="judges", daemon=True).start()
-            return self._started
+            return self._shared_loop
 
 
 def score_in(answer: str, judge: JudgeFile) -> float | None:

@@ -138,8 +138,9 @@ class Measuring:
     def _decide(self, actors: int, joined: int, others: int) -> int | None:
         """Return how many to ask for by the mean of the waits, which are then forgotten; None to stay.
 
-        The rule is for those that have `joined`, beside which `others` work. Of the `actors` that are
-        asked for as many stay as have not joined: which ones `penstock up` would end is not known.
+        `actors` is how many are asked for now, `joined` how many of these work, and `others` how many
+        work on other machines. The rule's change for the joined actors is added to `actors`, so an actor
+        that works does not end in place of one that never joined: of 8 with 4 joined, 5 would end three.
         """
         wait, rate = fmean(self._waits), fmean(self._rates)
         self._waits = []

@@ -80,7 +80,7 @@ class ScaleLink:
             ended = self._view.ended()
             self._supervisor.goes_on = not ended
             self._went_on = self._went_on or not ended
-            self._saw_end = ended and self._went_on  # else the workers wait for a learner that goes on
+            self._saw_end = ended and self._went_on  # before, workers wait for a learner
             if self._saw_end:
                 self._supervisor.leave()
         scale = Scale(self._connection, self._keys)

@@ -78,13 +78,18 @@ class LastWords:
         )
 
 
+def steps_of_complete_run(folder: RunFolder) -> int:
+    """Return how many steps the run in `folder` has made, 0 unless it was trained to its end."""
+    return len(read_json_lines(folder.metrics)) if folder.results("train").is_file() else 0
+
+
 def print_ending(
     folder: RunFolder, failure: str, repeat: str = REPEAT, trains: bool = True, made: int = 0
 ) -> None:
     """Print the summary of the run in `folder`, or the text `failure` if a process failed the run.
 
-    `repeat` says what makes the run go on. Of a run that `trains` it is said that it has no step yet,
-    or no more than the `made` ones that it had at this start.
+    `repeat` says what makes the run go on. `made` is what `steps_of_complete_run` returned before this
+    start. If the run `trains`, also print that no step was made, or none besides those `made`.
     """
     none = f"The run was stopped before its first step. To go on {repeat}.\nLogs: {folder.logs}"
     text = failure or format_ending(folder, repeat) or (none if trains else "")

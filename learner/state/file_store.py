@@ -48,7 +48,7 @@ class FileStore:
         self.is_used = True  # who reads a store is not known
         self._retry_s, self._stopping, self._progress = retry_s, stopping, progress
         self._offered: Weights | None = None
-        self._replaced: dict[str, float] = {}  # by name of a version, since when a newer one is there
+        self._replaced: dict[str, float] = {}  # by version, when the next one came
         for name in names:
             self._put(model / name, f"{url}/model/{name}")
         log.info(f"Actors and rewarders on other hosts get the run's files from {url}.")
@@ -93,9 +93,10 @@ class FileStore:
                 self._stopping.wait(_RETRY_S)
 
     def _remove_old(self, newest: str, size: int) -> None:
-        """Delete old versions of `size` bytes up to `newest`. What stays by an error is logged.
+        """Delete old versions, up to `newest`, from the store. Log a warning if one cannot be deleted.
 
-        Later versions belong to another run of this name, which may still go on.
+        `size` is the bytes of a version, which set how long a download may take. Later versions than
+        `newest` belong to another run of this name, which may still go on.
         """
         versions, now = f"{self.url}/versions", time.monotonic()
         try:

@@ -34,7 +34,7 @@ _CHOICE = re.compile(
     r"|is|at|on|according|based|of|only|while|where|so|to|here)\b)[a-z])"
 )
 _FUNCTION = "(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|sqrt|log[₀-₉]*|ln|exp)"
-_VALUE = r"\$?-?\d[\d./]*"
+_VALUE = r"\$?-?\d[\d./]*"  # in a list such as "1, 2, and 3"
 _CUT_BEFORE = re.compile(
     r"(?:\b(?:not|not equals?(?: to)?|never|than|negative|minus|(?:any|every|no)thing but|all but|except"
     r"|either|excluding|divisible by|exceeds|above|below|(?:square|cube|root|multiples?|powers?) of"
@@ -58,7 +58,7 @@ _CUT_BEHIND = re.compile(
     r"|(?:times|multiplied by|divided by|of|out of|mod|choose) \d|over \d++(?! [a-z])"
     r"|to the (?:power|second|third|(?:four|fif|six|seven|eigh|nin)th|\d|[a-z]\b))"
 )
-"""What shows that a number is denied, or one of several, or a part of a formula, before or behind it."""
+"""Words and signs before or behind a number that is denied, one of several, or a part of a formula."""
 _SAME_NAME = re.compile(
     r"\b([a-zA-Z]) ?= ?[^\s=,;]+(?: [-+*/±] ?[^\s=,;]+)*(?:,(?: and| or)?| and| or) \$?\1 ?=[^=\n]*$"
 )

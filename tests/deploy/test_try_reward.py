@@ -9,6 +9,7 @@ import pytest
 
 from penstock.common.config.command import execute_command
 from penstock.common.errors import ConfigError
+from penstock.common.text import from_line, to_line
 from penstock.deploy.try_reward import TryReward, rewards_in
 
 REWARDS = """
@@ -58,6 +59,11 @@ def test_rewards_get_bytes_as_in_a_run(site, capfd):
     said = capfd.readouterr().out
     assert "gold 1, garbage 1" in said
     assert '"gold": 1.0' in said
+
+
+@pytest.mark.parametrize("value", [b"\xff\0", {"\0bytes": 5}, {"\0bytes": "a", "b": [None, b""]}])
+def test_a_line_between_roles_keeps_its_value(value):
+    assert from_line(to_line({"row": [value]})) == {"row": [value]}
 
 
 def test_values_times_and_failures_of_a_file_are_shown(site, capfd):

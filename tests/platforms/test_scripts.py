@@ -73,6 +73,8 @@ def test_an_element_is_queued_again_without_the_others_of_its_array(tmp_path):
         (tmp_path / name).chmod(0o700)
     (tmp_path / "first.slurm").mkdir()
     (tmp_path / "first.slurm/url").touch()
+    (ended := tmp_path / "first.slurm/ended").touch()  # by an earlier run; squeue knows no time here
+    os.utime(ended, (time.time() - 60,) * 2)
     variables = {
         "RUN_NAME": "first", "RUN_DIR": ".", "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "36", "SLURM_ARRAY_JOB_ID": "36", "SLURM_ARRAY_TASK_ID": "3",
