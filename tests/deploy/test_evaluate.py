@@ -37,8 +37,8 @@ def asked(folder, monkeypatch, results, *arguments):
 
     monkeypatch.setattr(Up, "run", run)
     return evaluate(
-        "--model", "m", "--dataset", "held-out.jsonl", "--generations", "4", "--temperature", "1",
-        *arguments,
+        "--model", str(folder.parent), "--dataset", "held-out.jsonl", "--generations", "4",
+        "--temperature", "1", *arguments,
     )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def test_a_run_that_is_there_is_not_touched(folder, monkeypatch):
 
 def test_without_questions_nothing_is_started(folder):
     with pytest.raises(ConfigError, match="--dataset is missing: name the questions"):
-        evaluate("--model", "m")
+        evaluate("--model", str(folder.parent))
 
 
 def test_other_rewards_take_no_weights_of_the_training_run(folder, monkeypatch, tmp_path):
@@ -80,7 +80,7 @@ def test_other_rewards_take_no_weights_of_the_training_run(folder, monkeypatch, 
         "LEARNER_METRIC_FOR_BEST_MODEL=eval/reward/format/mean\n"
     )
     monkeypatch.setattr(Up, "run", lambda *_: 3)
-    assert evaluate("--model", "m", "--env-file", str(env), "--rewards", "accuracy") == 3
+    assert evaluate("--model", str(tmp_path), "--env-file", str(env), "--rewards", "accuracy") == 3
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"step": 1, "eval/avg@1": "x"}'])
@@ -151,6 +151,6 @@ def test_a_small_model_is_evaluated_without_a_training_set(folder, monkeypatch, 
 def test_questions_may_be_held_out_of_the_training_set(folder, monkeypatch):
     os.environ.update({"LEARNER_DATASET": "sums.jsonl", "LEARNER_EVAL_HOLDOUT": "0.5"})
     monkeypatch.setattr(Up, "run", lambda *_: 3)
-    assert evaluate("--model", "m") == 3
+    assert evaluate("--model", str(folder.parent)) == 3
     assert os.environ["LEARNER_DATASET"] == "sums.jsonl"
     assert os.environ["LEARNER_EVAL_HOLDOUT"] == "0.5"
