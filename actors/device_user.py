@@ -38,7 +38,7 @@ class DeviceUser:
         return await asyncio.shield(asyncio.ensure_future(self._poll(is_busy, is_ending)))
 
     async def _poll(self, is_busy: Callable[[], bool], is_ending: Callable[[], bool]) -> bool:
-        """As `poll`, with a device, and one call at a time."""
+        """Do the work of `poll`, with a device; concurrent calls wait for each other."""
         assert self._device is not None
         async with self._changing:
             if self._device.in_use:

@@ -43,7 +43,7 @@ class RunTaken(PenstockError, exit_code=73):
 
 
 class ServerUnavailable(PenstockError, exit_code=69):
-    """The queue server, or the hub of a model, did not answer in time, or refused a command."""
+    """A queue server, hub, file server or object store did not answer in time, or refused a request."""
 
 
 class CommandRefused(ServerUnavailable):

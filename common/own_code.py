@@ -1,4 +1,4 @@
-"""Rewards and trackers that a setting names as `file.py:function` or `package.module.function`."""
+"""The user's code that a setting names as `file.py:function` or `package.module.function`."""
 
 import hashlib
 import importlib.util

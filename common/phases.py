@@ -1,4 +1,4 @@
-"""The phases of a process: named once, for its heartbeat, its metrics and a profiler."""
+"""The phases of a process, for its heartbeat, its metrics and a profiler."""
 
 import time
 from collections import defaultdict

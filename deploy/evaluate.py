@@ -51,7 +51,9 @@ class Evaluate(ResultCommand):
     samples: PositiveInt | None = Field(None, description="number of questions; by default all")
     generations: PositiveInt | None = Field(None, description="answers per question (k)")
     temperature: NonNegativeFloat | None = Field(None, description="temperature; by default 0, greedy")
-    rewards: str | None = Field(None, description="one of accuracy's kind says if an answer is right")
+    rewards: str | None = Field(
+        None, description="as LEARNER_REWARDS; `accuracy` and its like decide what is right"
+    )
 
     def execute(self) -> int:
         """Evaluate and print the figures. Return the run's exit code, 1 if it was stopped early, else 0.

@@ -37,10 +37,9 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class Past:
-    """The state of a resumed run: Updates made in all, and how many of them were retrained now."""
+    """The state of a resumed run; `step` is the number of its Updates in all."""
 
     step: int
-    retrained: int = 0
     bad_steps: int = 0  # Updates in a row, up to the newest, that skipped an optimizer step
 
 
@@ -86,7 +85,6 @@ def retrain_tail(
             update = _retrain(batch, policy, recorder)
             past.bad_steps = past.bad_steps + 1 if update.skipped else 0
             past.step = batch.step
-            past.retrained += 1
     return past
 
 

@@ -48,8 +48,8 @@ class JudgeFailed(Exception):
 def longest_call_s(settings: RewarderSettings) -> float:
     """Return the seconds after which a call of a judge with all its retries is given up.
 
-    Each try may take REWARDER_JUDGE_TIMEOUT_S, and each wait before a retry 60 s. Example: 60 s and 5
-    retries give 660.
+    Each try may take REWARDER_JUDGE_TIMEOUT_S, and each wait before a retry 120 s. Example: 60 s and 5
+    retries give 960.
     """
     retries = settings.judge_max_retries
     return settings.judge_timeout_s * (retries + 1) + _LONGEST_WAIT_S * retries

@@ -168,7 +168,7 @@ def _file_of(spec: RewardSpec, mistake: Mistake) -> str:
 
 
 def _text_of(source: str) -> str:
-    """Return the first 16 MiB letters of a reward's file; "" for a module's name, and for no file."""
+    """Return the first 2^24 characters of a reward's file; "" for a module's name, and for no file."""
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # the user may change it into a pipe
     except (OSError, ValueError):

@@ -25,11 +25,11 @@ _LONGEST_BODY = 4 * 2**20
 _SHUTDOWN_S = 1.0
 _BODY_S = 30.0
 _PARSERS = 2
-"""Threads that parse calls, of which others wait: a body of 4 MiB may take 100 times as much parsed."""
+"""Threads that parse calls; further calls wait. A parsed body of 4 MiB may take 100 times as much."""
 
 
-class Answering(Protocol):
-    """What a key leads to: a rollout. `most_calls` of its calls are served at a time."""
+class CallHandler(Protocol):
+    """A rollout that answers the calls made with its key. At most `most_calls` are served at a time."""
 
     most_calls: int
 
@@ -41,7 +41,7 @@ class Answering(Protocol):
 class _Live:
     """A live rollout, how many of its calls are open, and the timeouts of those that are being read."""
 
-    rollout: Answering
+    rollout: CallHandler
     calls: int = 0
     reading: set[asyncio.Timeout] = field(default_factory=set)
     over: bool = False
@@ -76,7 +76,7 @@ class _Live:
         if self.calls >= most:
             raise CallRefused(
                 f"this rollout has {most} open calls, expected fewer: let the agent wait for answers, "
-                "or raise LEARNER_AGENT_SEQUENCES, of which it may have twice as many",
+                "or raise LEARNER_AGENT_SEQUENCES: twice that many calls may be open",
                 429, "rate_limit_exceeded",
             )  # fmt: skip
         self.calls += 1
@@ -126,7 +126,7 @@ class Endpoint:
         return asyncio.get_running_loop().run_in_executor(self._parsers, function, *arguments)
 
     @contextmanager
-    def key_for(self, rollout: Answering) -> Iterator[str]:
+    def key_for(self, rollout: CallHandler) -> Iterator[str]:
         """Give a new key, "sk-...", whose calls `rollout` answers; refuse it after the block.
 
         Calls whose body is being read then are refused too.

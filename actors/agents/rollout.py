@@ -255,7 +255,10 @@ class AgentRollout:
 
 
 def _shown(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return copies of the last messages, in order, with up to 20,000 letters each and 2^20 in all."""
+    """Return copies of the last messages, in order, of at most 2^20 characters of JSON in all.
+
+    The policy's messages are whole; others are cut to 20,000 characters.
+    """
     kept: list[Message] = []
     left = _MOST_SHOWN
     for message in map(shown, reversed(messages)):

@@ -115,7 +115,7 @@ class WeightFollower:
         return True
 
     async def _try_later(self, weights: Weights, reason: FetchFailed) -> None:
-        """Log why weights were not fetched, and do not fetch them for 1 s, at last for 30 s.
+        """Log why weights were not fetched, and do not fetch them for 1 s, later for up to 30 s.
 
         The engine goes on with the version that it has. Without one, raise DeadlineExceeded if the
         learner's last heartbeat is RUN_JOIN_TIMEOUT_S old, and ConfigError if nothing can be written.
@@ -130,7 +130,7 @@ class WeightFollower:
             self._deadline.restart()
 
     def _pause(self, weights: Weights) -> None:
-        """Let `poll` leave these weights alone for 1 s, at last for 30 s."""
+        """Let `poll` leave these weights alone for 1 s, doubled at each failure up to 30 s."""
         again = weights == self._not_fetched
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if again else _FIRST_PAUSE_S
         self._not_fetched, self._fetch_at = weights, time.monotonic() + self._pause_s
@@ -274,6 +274,6 @@ class WeightFollower:
         if str(reason) != self._reported:
             self._reported = str(reason)
             log.warning(
-                f"Refused weights {weights.version}; the engine stays at {self._engine.version}.",
+                f"Weights {weights.version} are not loaded; the engine stays at {self._engine.version}.",
                 cause=str(reason),
             )

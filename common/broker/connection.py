@@ -167,8 +167,8 @@ class Connection:
         """Call a function of functions.lua once per item of `calls`, in one round trip.
 
         Each item has one call's arguments; all have the same `keys`, at least one. Return the replies in
-        order. All are sent again while the server is away or full, so they must be idempotent. The first
-        refused call raises an error of `Connection.execute`, such as RunNotReady; others had their
+        order. All are sent again while the server is away, busy or full, so they must be idempotent. The
+        first refused call raises an error of `Connection.execute`, such as RunNotReady; others had their
         effect. Raise ValueTooLarge, before sending, for a too large argument.
         """
         for args in calls:

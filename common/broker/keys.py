@@ -21,7 +21,7 @@ class Keys:
         self.scored = prefix + "scored"
         self.evaluated = prefix + "evaluated"
         self.dead = prefix + "dead"  # stream: what failed too often, with the reason
-        self.fence = prefix + "fence"  # hash: folder's nonce; learner's incarnation, lease, phase
+        self.fence = prefix + "fence"  # hash: the learner's claim and heartbeat, see CONTRIBUTING.md
         self.open = prefix + "open"  # hash: ticket -> the entry that holds it, first version
         self.ledger = prefix + "ledger"  # hash: issued, and a count per end state
         self.malformed = prefix + "malformed"  # hash: cause -> entries that were deleted unread

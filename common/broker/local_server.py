@@ -258,8 +258,8 @@ class LocalServer:
 def check_port(host: str, port: int) -> None:
     """Raise ConfigError if no server can listen at this host's TCP port, as when another program does.
 
-    So do if the host's name is one of loopback, which no other machine reaches. The port is opened for a
-    moment to find out.
+    Raise it too if the host's name means loopback, which no other machine reaches. The port is opened
+    for a moment to find out.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

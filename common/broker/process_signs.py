@@ -63,7 +63,7 @@ class LearnerProgress:
     `rewards` has the mean rewards of the newest steps, the newest last; NaN without a reward. `heldout`
     has the main reward of the newest evaluations, at the steps `evaluated`. Of the newest steps
     `step_s`, `wait_s` and `tokens_per_s` are means: seconds per step, those of waiting for groups, and
-    trained tokens per second. `trained` and `asked` are groups of the last step.
+    completion tokens of the trained groups per second. `trained` and `asked` are the last step's groups.
     """
 
     at_ms: int

@@ -162,9 +162,9 @@ class RunView:
         return LearnerSign(text(holder), self._incarnation_of(incarnation), text(seen), text(phase))
 
     def newest_folder(self) -> tuple[int, int, str, str]:
-        """Return the incarnation that was last claimed in a folder of the run, and what it had there.
+        """Return the incarnation that was last claimed in a folder of the run, and three facts of it.
 
-        That are the bytes of its journal, the holder that its claim names, and the folder as HOST:PATH.
+        These are the bytes of its journal, the holder that its claim names, and the folder as HOST:PATH.
         0, 0, "" and "" if the server does not know, or for numbers that no learner wrote. Raise
         ServerUnavailable or another error of Connection.execute.
         """

@@ -806,20 +806,28 @@ class LearnerSettings(
         return self
 
     @model_validator(mode="after")
+    def _vllm_has_adapters_of_this_rank(self) -> "LearnerSettings":
+        """Return self. Raise ValueError for a lora_rank above 512 without lora_publish_merged."""
+        if self.lora_rank > MOST_ADAPTER_RANK and not self.lora_publish_merged:
+            raise ValueError(
+                f"LEARNER_LORA_RANK={self.lora_rank}: vLLM has adapters up to rank {MOST_ADAPTER_RANK}. "
+                "Lower it, or set LEARNER_LORA_PUBLISH_MERGED=true"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _the_reference_is_used(self) -> "LearnerSettings":
-        """Return self. Raise ValueError for save_only_model or LoRA with a reference that changes (beta
-        above 0, and sync_ref_model or outer_iteration_steps), save_only_model with LoRA, ref_device
-        with LoRA or beta 0, or sync_ref_model with beta 0."""
+        """Return self. Raise ValueError for a reference model that has no effect, or cannot be saved.
+
+        So for save_only_model or LoRA with a reference that changes (beta above 0, and sync_ref_model or
+        outer_iteration_steps), save_only_model with LoRA, ref_device with LoRA or beta 0, and
+        sync_ref_model with beta 0.
+        """
         reference_changes = self.beta and (self.sync_ref_model or self.outer_iteration_steps)
         if self.save_only_model and (self.lora_rank or reference_changes):
             raise ValueError(
                 "LEARNER_SAVE_ONLY_MODEL loses an adapter's base and a changed reference model: not "
                 "with LEARNER_LORA_RANK, LEARNER_SYNC_REF_MODEL or LEARNER_OUTER_ITERATION_STEPS"
-            )
-        if self.lora_rank > MOST_ADAPTER_RANK and not self.lora_publish_merged:
-            raise ValueError(
-                f"LEARNER_LORA_RANK={self.lora_rank}: vLLM has adapters up to rank {MOST_ADAPTER_RANK}. "
-                "Lower it, or set LEARNER_LORA_PUBLISH_MERGED=true"
             )
         if self.lora_rank and reference_changes:
             raise ValueError(

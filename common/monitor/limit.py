@@ -36,7 +36,7 @@ class LimitWatch:
     """Names what limits a run, from its overviews of the last seconds.
 
     Example: "The learner waits 61% of each step for groups: actors are the limit. One more would give
-    about +38%, on cores or a device of its own."
+    about +50%, on cores or a device of its own."
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,10 @@ class LimitWatch:
         return found or _slowest(now, _waiting_share(now, sampled))
 
     def _dying(self, now: Overview) -> str:
-        """Return a Fault if most of the last ten or more groups died; at the first look, of all."""
+        """Return a Fault if at least five, and at least half, of the newest groups died; else "".
+
+        The newest are ten or more. If fewer have ended, and at the first look, all count.
+        """
         ended = sum(now.totals.get(name, 0) for name in ("trained", "filtered", "stale", "dead"))
         dead = now.totals.get("dead", 0)
         if ended < self._ends[-1][0]:  # a server that was emptied

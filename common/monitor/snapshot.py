@@ -201,7 +201,7 @@ def read_dead(connection: Connection, run: str, count: int) -> list[tuple[str, s
 
 
 def discard_run(connection: Connection, run: str) -> int:
-    """Delete all keys of the run named `run`, even one in use, and return how many existed: 0 to 16.
+    """Delete all keys of the run named `run`, even one in use, and return how many existed: 0 to 18.
 
     Raise ServerUnavailable or another error of Connection.execute.
     """

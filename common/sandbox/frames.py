@@ -50,8 +50,8 @@ def _framed(body: bytes) -> bytes:
     Raise ValueError if `body` is over LONGEST_REQUEST, 512 MiB.
     """
     if len(body) > LONGEST_REQUEST:
-        remedy = "use shorter completions, or fewer or shorter columns of the data set"
-        found = f"the arguments of a call have {len(body)} bytes, expected at most {LONGEST_REQUEST}"
+        remedy = "use shorter completions, fewer or shorter columns, or let your function return less"
+        found = f"a message has {len(body)} bytes, expected at most {LONGEST_REQUEST}"
         raise ValueError(f"{found}: {remedy}")
     return len(body).to_bytes(_HEAD, "big") + body
 

@@ -63,8 +63,9 @@ class SandboxPool:
         calls, built-in code every 1000. `arguments` are plain data (bytes too), the result is JSON,
         which the caller has to check. A Mistake has the text of an exception of `work`, or says that the
         arguments or the import failed, the call took too long, needed too much memory, or ended its
-        process. Raise SandboxFailed or ConfigError if no process for built-in code can start. Unless the
-        arguments are wrong, `finished` is one higher afterwards.
+        process. Raise SandboxFailed if five processes in a row ended before the call, for any code, and
+        ConfigError if no process for built-in code can start. Unless the arguments are wrong, `finished`
+        is one higher afterwards.
         """
         try:
             request = frames.pack_request({"work": work, "arguments": arguments})
@@ -116,10 +117,10 @@ class SandboxPool:
 
         `slot` has a worker's processes by their code, the last used at the end; None is built-in code.
         `request` is the packed call. Return the call's outcome, or a Mistake if the user's code cannot
-        be started, or its process ended before the call five times; each time is logged. Afterwards the
-        process is the last in `slot`, or ended if it can serve no more calls. Over 8 processes of users'
-        code, the one used longest ago is ended. Raise SandboxFailed or ConfigError if no process for
-        built-in code can start.
+        be started. Afterwards the process is the last in `slot`, or ended if it can serve no more calls.
+        Over 8 processes of users' code, the one used longest ago is ended. Raise SandboxFailed if five
+        processes in a row ended before the call, each of which is logged, and ConfigError if no process
+        for built-in code can start.
         """
         for _ in range(STARTS):
             handle: Handle | Mistake | None = slot.pop(code, None)

@@ -115,8 +115,9 @@ def _leave_keys(system: ctypes.CDLL) -> None:
     forbids keyctl(2).
     """
     number = _KEYCTL.get(os.uname().machine)
-    if number and system.syscall(number, _JOIN_SESSION, None) < 0:
-        _check(ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM), "a new session keyring")
+    failed = number and system.syscall(number, _JOIN_SESSION, None) < 0
+    if failed and ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM):
+        _check(-1, "a new session keyring")
 
 
 def hide_memory() -> None:

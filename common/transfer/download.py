@@ -118,10 +118,10 @@ class Wanted:
 def download(source: Source, wanted: Wanted, target: Path) -> None:
     """Put the wanted file at `target`, unless a file of its size and hash is there. Block meanwhile.
 
-    Processes of this host that want the same file wait for each other. What came of a file stays beside
-    `target` if the download is cut: the next one goes on from there. Raise FetchFailed if the server
-    does not answer or refuses, redirects, or sends another file than the announced one, CacheUnusable
-    if the file cannot be written here.
+    Processes of this host that fetch into the same folder wait for each other. What came of a file stays
+    beside `target` if the download is cut: the next one goes on from there. Raise FetchFailed if the
+    server does not answer or refuses, redirects, or sends another file than the announced one,
+    CacheUnusable if the file cannot be written here.
     """
     import httpx
 
@@ -153,15 +153,15 @@ def not_stored(what: str, target: Path, error: OSError) -> FetchFailed:
     """Return the error to raise if something cannot be put at `target`."""
     return (CacheUnusable if error.errno in _LASTING else FetchFailed)(
         f"{what} cannot be stored as {target}: {error}; set RUN_CACHE_DIR to a folder that can be "
-        "written and locked, with room for five versions"
+        "written and locked, with room for nine versions"
     )
 
 
 def store(wanted: Wanted, chunks: Iterable[bytes], target: Path) -> bool:
     """Put the wanted file at `target`, if it consists of these chunks; return whether it is there.
 
-    Processes of this host that want the same file wait for each other. Raise FetchFailed if another one
-    does not end, OSError if the file cannot be written, and what `chunks` raises.
+    Processes of this host that fetch into the same folder wait for each other. Raise FetchFailed if
+    another one does not end, OSError if the file cannot be written, and what `chunks` raises.
     """
     with alone(target.parent):
         if _is_wanted(target, wanted):

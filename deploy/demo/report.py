@@ -22,7 +22,7 @@ ANSWERS_SHOWN = 8
 WIDTH = 100
 
 _FIGURES = (
-    ("reward", "reward", ".3f", "share of right answers in the groups trained on"),
+    ("reward", "reward", ".3f", "share of right answers in the trained and filtered groups"),
     ("entropy", "entropy", ".3f", "how unsure the model is of its next digit: 0 is sure"),
     ("groups filtered", "groups/filtered", ".1f", "per step, not trained on: all right or all wrong"),
     ("staleness", "sample/staleness_mean", ".2f", "age in steps of the weights that gave the answers"),
@@ -137,7 +137,7 @@ Audit of the queue server: {audit.issued} groups were asked for, each with the a
   {audit.issued} groups: {ends}, {flying} in flight; {max(lost, 0)} lost, {twice + max(-lost, 0)} twice
   trained: the model was trained on the group, once. evaluated: a held-out sum, never trained on.
   filtered: not trained on, all its answers right or all wrong. in flight: being worked on.
-  lost: asked for, but now in none of these four states. twice: trained on in two steps.{unused}""")
+  lost: asked for, but neither ended nor in flight. twice: trained on in two steps.{unused}""")
     for fault in audit.faults:
         print(textwrap.fill(one_line(f"Fault: {fault}."), WIDTH))
 

@@ -62,9 +62,9 @@ def check_memory(settings: Settings, shape: Shape, machine: Machine, gpu: bool) 
 
 
 def find_needs(settings: Settings, shape: Shape, machine: Machine, gpu: bool) -> list[Need]:
-    """Return the needs of a run, always in the same order: key-value cache, engine, learner.
+    """Return the needs of a run, the key-value cache first.
 
-    On processors the last is that of learner and actor together, because they share the memory.
+    With a GPU the engine and the learner follow; on processors both together, as they share the memory.
     """
     learner, actor = settings.learner, settings.actor
     sequence = learner.max_prompt_length + learner.max_completion_length

@@ -204,17 +204,17 @@ def _correction(tokens: LossTokens, options: LossOptions) -> Correction:
 
 
 def high_entropy(
-    entropies: Sequence[np.ndarray], masks: Sequence[np.ndarray], quantile: float
+    entropies: Sequence[np.ndarray], masks: Sequence[np.ndarray], share: float
 ) -> list[np.ndarray]:
     """Return for each sequence a bool (T,): which tokens are among the batch's highest entropies.
 
     `entropies` and `masks` have an array (T,) per sequence; a mask is True for trained tokens. Of all
-    trained tokens the share `quantile` (0 to 1) is marked: 0.2 marks the highest fifth, 0 only the
+    trained tokens the `share` (0 to 1) is marked: 0.2 marks the highest fifth, 0 only the
     highest (arXiv:2506.01939). A trained token at the bound itself is marked, an untrained token never.
-    Example: entropies [1, 2, 3, 4, 5] of one sequence and quantile 0.25 give [F, F, F, T, T].
+    Example: entropies [1, 2, 3, 4, 5] of one sequence and a share of 0.25 give [F, F, F, T, T].
     """
     trained = np.concatenate([values[mask] for values, mask in zip(entropies, masks, strict=True)])
-    bound = np.quantile(trained, 1.0 - quantile) if len(trained) else 0.0
+    bound = np.quantile(trained, 1.0 - share) if len(trained) else 0.0
     return [(values >= bound) & mask for values, mask in zip(entropies, masks, strict=True)]
 
 
@@ -238,8 +238,7 @@ def _sequence_mean(values_N: Tensor, tokens: LossTokens) -> Tensor:
 
     Values of untrained tokens must be 0. A sequence without trained tokens gives 0.
     """
-    mates = tokens.sequence_N, tokens.mask_N, tokens.sequences
-    return reduce_per_sequence(values_N, *mates, mean=True)
+    return reduce_per_sequence(values_N, tokens.sequence_N, tokens.mask_N, tokens.sequences, mean=True)
 
 
 def _ratio(tokens: LossTokens, options: LossOptions) -> Tensor:

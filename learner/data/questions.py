@@ -1,7 +1,7 @@
 """Questions of a run: rows of its data sets, each with a prompt in tokens, trained on or held out.
 
-Every column rides on the ticket, for the rewards. The question and the gold answer are also there under
-the names `prompt` and `solution`.
+A ticket carries every column of its row, for the rewards. The question and the gold answer are also
+there under the names `prompt` and `solution`.
 """
 
 from collections.abc import Iterable, Mapping

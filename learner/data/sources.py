@@ -88,7 +88,7 @@ def load_rows(source: Source, split: str, seed: int) -> tuple[Rows, list[int]]:
 
     If the source has a count below the number of rows, that many rows are drawn by `seed`; they keep
     their order. A hub id is downloaded. `split` names the part of a hub id or saved folder; files have
-    none. Progress bars are switched off. Raise DataError for unreadable rows, images, sounds and films.
+    none. Progress bars are switched off. Raise DataError for unreadable rows, images, sounds and videos.
     """
     import datasets
 
@@ -106,7 +106,7 @@ def load_rows(source: Source, split: str, seed: int) -> tuple[Rows, list[int]]:
 
 
 def _check_values(rows: "Dataset", name: str) -> None:
-    """Raise DataError, which begins with `name`, for a column of images, sounds or films, or for damage.
+    """Raise DataError, which begins with `name`, for a column of images, sounds or videos, or damage.
 
     `name` is the data set's. A text of a Parquet or Arrow file that is not UTF-8 is damage, and a date,
     timestamp or duration that Python has no value for.
@@ -128,7 +128,7 @@ def _check_values(rows: "Dataset", name: str) -> None:
 
 
 def _refuse_media(features: Mapping[str, Any] | None, name: str) -> None:
-    """Raise DataError, which begins with `name`, for a column of images, sounds, films or PDFs.
+    """Raise DataError, which begins with `name`, for a column of images, sounds, videos or PDFs.
 
     `features` has the type of each column, as the library datasets knows it; None: types not known,
     nothing is refused.
@@ -215,7 +215,7 @@ def stream_rows(source: Source, split: str, seed: int | None) -> Iterator[dict[s
     With `seed`, the rows are shuffled in a buffer of 10,000; None keeps their order. If the source has a
     count, only so many first rows of this order come. `split` names the part of a hub id; files have
     none. Raise DataError for a folder, for rows that cannot be read, and for a column of images, sounds
-    or films.
+    or videos.
     """
     with _as_data_error(source, split):
         rows = _open_stream(source, split)

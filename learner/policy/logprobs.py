@@ -127,9 +127,9 @@ class _TokenLogprobs(torch.autograd.Function):
         logprobs, entropy, lse = (hidden_ND.new_empty(count, dtype=dtype) for _ in range(3))
         for start in range(0, count, chunk):
             part = slice(start, start + chunk)
-            heat = None if temperature_N is None else temperature_N[part]
+            temperature = None if temperature_N is None else temperature_N[part]
             logits = _compute_logits(hidden_ND[part], weight_VD, bias_V, fp32)
-            reduced = _on_device(_reduce, logits, token_ids_N[part], heat)
+            reduced = _on_device(_reduce, logits, token_ids_N[part], temperature)
             logprobs[part], entropy[part], lse[part] = reduced
             del logits  # or two chunks' logits would exist while the next chunk is computed
         # The Parameter itself: ZeRO-3 frees its data until the backward pass, which a view would keep.
@@ -147,18 +147,18 @@ class _TokenLogprobs(torch.autograd.Function):
         `grads` are those to log-probabilities and entropies, None for one without. A gradient that is
         not wanted is None. The logits are computed again.
         """
-        hidden, weight, bias, ids, heat, lse, entropy, logprobs = ctx.saved_tensors
+        hidden, weight, bias, ids, temperature, lse, entropy, logprobs = ctx.saved_tensors
         if all(grad is None for grad in grads):
             return (None,) * 7
         sums = _GradientSums(hidden, weight, bias, ctx.needs_input_grad)
-        chosen = _chosen_grad(logprobs, heat, entropy, *grads)
+        chosen = _chosen_grad(logprobs, temperature, entropy, *grads)
         width = _slice_width(ctx.chunk * len(weight) // max(1, len(hidden)))
         for start in range(0, len(weight), width):
             part = slice(start, start + width)
             logits = _compute_logits(
                 hidden, weight[part], None if bias is None else bias[part], ctx.fp32
             )
-            grad = _on_device(_logit_grad, logits, heat, lse, entropy, *grads)
+            grad = _on_device(_logit_grad, logits, temperature, lse, entropy, *grads)
             _put_chosen_(grad, start, ids, chosen)
             sums.add(part, grad, ctx.fp32)
             del logits, grad  # or two slices' would exist while the next slice is computed

@@ -95,7 +95,7 @@ def save_adapter(peft: PeftModel, state: Mapping[str, torch.Tensor], folder: Pat
 
 
 def write_adapter(peft: PeftModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """As `save_adapter`, but write the file of weights and nothing else: adapter_model.safetensors."""
+    """Write the adapter's weights, without its config, as adapter_model.safetensors in `folder`."""
     folder.mkdir(exist_ok=True)
     weights = get_peft_model_state_dict(peft, state_dict=_by_peft_name(state))
     whole = {name: value.contiguous() for name, value in weights.items()}

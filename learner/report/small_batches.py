@@ -15,7 +15,7 @@ _DIED = "most tickets died, which no setting of the training helps: `queues dead
 
 
 class SmallBatches:
-    """Tells how many groups each step trained of the `size` asked for, and why not more.
+    """Counts the groups that each step trained of the `size` asked for, and why others are missing.
 
     Call `add` once per step, then `describe` and `warn`.
     """
@@ -53,6 +53,6 @@ class SmallBatches:
         if self._in_a_row and self._in_a_row % _IN_A_ROW == 0:
             advice = _DIED if self._most_died else _WITHOUT_SPREAD
             log.warning(
-                f"Steps train less than half of a batch since {self._in_a_row} steps, this one "
+                f"The last {self._in_a_row} steps each trained less than half of a batch, this one "
                 f"{self._last}: {advice}"
             )

@@ -6,19 +6,19 @@ of its body (4 bytes) and the body: zlib over msgpack, a map with `kind` and, by
 
     header      the settings, model_folder, steps and machine that the learner was started with
     batch       step, version, groups (encoded ScoredGroups in order), the settings and reward_weights
-                that chose it, its metrics so far; ends, ledger
-    version     version, hash: weights that are announced next; ends, ledger
-    evaluation  version, questions, asked: of so many questions, those whose tickets are issued; ledger
-    answers     version; ends, ledger: some of their answers came
-    evaluated   version, results: their answers; ends, ledger
-    tickets     ends, ledger: before tickets are issued, see TicketFlow.issue_tickets
-    rejoin      ends, ledger: tickets that had ended when another server process answered
-    no signal   ends, ledger: why the run ended with NoSignal
-    end         ends, ledger: tickets that were open when the run ended
+                that chose it, its metrics so far
+    version     version, hash: weights that are announced next
+    evaluation  version, questions, asked: of so many questions, those whose tickets are issued
+    answers     version: some answers of the running evaluation came
+    evaluated   version, results: its answers
+    tickets     before tickets are issued, see TicketFlow.issue_tickets
+    rejoin      tickets had ended when another server process answered
+    no signal   the run ended with NoSignal
+    end         tickets were open when the run ended
 
-`ends` maps the tickets that ended since the last record to [state, reason]; `ledger` is the learner's
-table after it. Any record may have `answers`, those of the running evaluation since the last one. If a
-kill interrupts the last record, the next incarnation cuts it.
+Every record also has `ends`, which maps the tickets that ended since the last record to [state,
+reason], and `ledger`, the learner's table after it. Any record may have `answers`, those of the running
+evaluation since the last one. If a kill interrupts the last record, the next incarnation cuts it.
 """
 
 from functools import partial

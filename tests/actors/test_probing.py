@@ -193,7 +193,9 @@ def test_refused_weights_do_not_hold_back_what_the_old_ones_sample(
     wait_until(lambda: len(actor.engine.scored) == 2, "the first proof")
     with structlog.testing.capture_logs() as logs:
         a_run.announce(1, wrong=True, probes=PROBES)
-        wait_until(lambda: any("Refused weights 1.1" in log["event"] for log in logs), "the refusal")
+        wait_until(
+            lambda: any("Weights 1.1 are not loaded" in log["event"] for log in logs), "the refusal"
+        )
     a_run.issue(a_run.ticket(0))
     wait_until(lambda: len(a_run.groups()) == 1, "a group")
     assert sampled_by(a_run) == {0}

@@ -93,7 +93,7 @@ def test_weights_that_are_not_the_runs_own_are_refused_and_the_old_ones_stay(
         assert not asyncio.run(follower.poll())
         assert not asyncio.run(follower.poll())
     assert engine.taken == [Version(1, 0)]
-    assert [log["event"] for log in logs] == ["Refused weights 1.1; the engine stays at 1.0."]
+    assert [log["event"] for log in logs] == ["Weights 1.1 are not loaded; the engine stays at 1.0."]
     assert str(a_run.run_folder.versions) in logs[0]["cause"]
 
 
