@@ -35,8 +35,8 @@ Sample = Callable[[str, Int32s, Sampling, Version | None], Awaitable[Rollout]]
 
 _NO_IDS: Int32s = np.zeros(0, dtype="<i4")
 _LONGEST_SHOWN = 20_000
-"""Most letters that a transcript keeps of a message that is not the policy's."""
-_FULL = f"not run: the answers of this turn have over {LONGEST_ANSWER} letters"
+"""Most characters that a transcript keeps of a message that is not the policy's."""
+_FULL = f"not run: the answers of this turn have over {LONGEST_ANSWER} characters"
 
 
 @dataclass(slots=True)
@@ -192,7 +192,7 @@ class Conversation:
         """Add a completion and the answers to its calls. Return why the conversation ends, else None.
 
         The calls are run in `episode`, one after the other, by `in_thread`, until their answers
-        have over 4,194,304 letters. Return the completion's own reason if it has no calls or was cut,
+        have over 4,194,304 characters. Return the completion's own reason if it has no calls or was cut,
         "turns" if it is over the limit of completions with calls, "template" if no turn can be appended
         exactly, "length" if no token would be left. Raise EpisodeFailed if a tool broke.
         """
@@ -289,7 +289,7 @@ def _abandon(begun: asyncio.Future[Episode]) -> None:
 def shown(message: Message) -> Message:
     """Return a copy of a message as the transcript has it, for the rewards.
 
-    The policy's messages are whole; of another one 20,000 letters are kept.
+    The policy's messages are whole; of another one 20,000 characters are kept.
     """
     if message["role"] == "assistant":
         return message | {"content": encodable(message["content"])}

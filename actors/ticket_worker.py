@@ -25,7 +25,7 @@ from penstock.common.broker.costs import LOST_TOKENS, CostReport
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.lease_keeper import LeaseKeeper
 from penstock.common.broker.lease_watch import LOOKS_PER_LEASE
-from penstock.common.broker.process_signs import SignWriter
+from penstock.common.broker.process_status import StatusWriter
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import ActorCommand
@@ -111,8 +111,8 @@ class TicketWorker:
         self._engine_watch = EngineWatch(
             engine, groups, self._held, self._follower, actor.stall_timeout_s
         )
-        sign = SignWriter(connection, self._keys.processes, consumer, "actor", self._tell)
-        self._costs = CostReport(connection, self._keys.costs, "actor", sign)
+        status = StatusWriter(connection, self._keys.processes, consumer, "actor", self._tell)
+        self._costs = CostReport(connection, self._keys.costs, "actor", status)
         self._leases = LeaseKeeper(run.lease_s, self._engine_watch.progress, actor.stall_timeout_s)
         self._loop = asyncio.get_running_loop()
         self._tasks = asyncio.TaskGroup()

@@ -112,9 +112,9 @@ def watch(scale: Scale) -> list[tuple[float, int]]:
     found: list[tuple[float, int]] = []
     began = time.monotonic()
     while (now := time.monotonic() - began) < PHASE_S:
-        for sign in scale.running().values():
-            if not found or found[-1][1] != sign.processes["actor"]:
-                found.append((now, sign.processes["actor"]))
+        for status in scale.running().values():
+            if not found or found[-1][1] != status.processes["actor"]:
+                found.append((now, status.processes["actor"]))
         time.sleep(_LOOK_S)
     return found
 

@@ -181,7 +181,7 @@ def _cost_rows(result: Result) -> Iterator[str]:
         "look at leases": f"{costs.look_us:.0f} us, {2 * LOOKS_S:.1f} a second",
         "rows of held tickets": f"{costs.row_us:.2f} us each, {many:,} in half of the looks",
         "contract, state, heartbeat": f"{costs.watch_us:.0f} us, {WATCH_S:.0f} a second",
-        "costs and sign": f"{costs.report_us:.0f} us, {REPORTS_S:.1f} a second",
+        "costs and status": f"{costs.report_us:.0f} us, {REPORTS_S:.1f} a second",
         "renewals": f"{costs.renew_us:.0f} us + {costs.renewed_us:.1f} per lease, every {RENEW_S:.2f} s",
     }
     for name, each_us in costs.per_actor(many, HELD).items():

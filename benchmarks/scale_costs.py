@@ -26,7 +26,7 @@ from penstock.common.broker.costs import _SEND_S, CostReport
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.lease_watch import LOOKS_PER_LEASE
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.broker.process_signs import SignWriter
+from penstock.common.broker.process_status import StatusWriter
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.work_stream import BEGINNING, WorkStream
 from penstock.common.wire.codec import encode
@@ -99,7 +99,7 @@ class Costs:
             "look at leases": 2 * self.look_us * LOOKS_S,  # of both purposes
             "rows of held tickets": rows * self.row_us * LOOKS_S,  # evaluation's are few
             "contract, state, heartbeat": self.watch_us * WATCH_S,
-            "costs and sign": self.report_us * REPORTS_S,
+            "costs and status": self.report_us * REPORTS_S,
             "renewals": (self.renew_us + held * self.renewed_us) / RENEW_S,
         }
 
@@ -238,11 +238,11 @@ class Bench:
         view.learner()
 
     def _report(self, actor: int) -> None:
-        """What an actor tells of itself: times by phase, and its sign."""
+        """What an actor tells of itself: times by phase, and its status."""
         connection = self._connections[actor]
         name, key = f"actor-{actor}", self._keys.processes
-        sign = SignWriter(connection, key, name, "actor", lambda: ("1.0", 1))
-        report = CostReport(connection, self._keys.costs, "actor", sign)
+        status = StatusWriter(connection, key, name, "actor", lambda: ("1.0", 1))
+        report = CostReport(connection, self._keys.costs, "actor", status)
         report.note("generating")
         report.note("generating")
         report.send()

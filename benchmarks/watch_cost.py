@@ -1,9 +1,9 @@
-"""Measure what people's screens cost: processor time of a look and of a sign, and bytes on the server.
+"""Measure what people's screens cost: processor time of a look and of a status, and bytes on the server.
 
     python -m benchmarks.watch_cost [--json]
 
 A run of eight actors on a real queue server, a screen of 100 x 30. There is a look every two seconds,
-and a sign of each process too. The goal is at most 1% of the run's processor time. The demo uses 1.3 s
+and a status of each process too. The goal is at most 1% of the run's processor time. The demo uses 1.3 s
 of processor time per second, so that is 26 ms for two seconds, and under 1 MB on the server.
 """
 
@@ -25,7 +25,7 @@ from rich.live import Live
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.broker.process_signs import SignWriter
+from penstock.common.broker.process_status import StatusWriter
 from penstock.common.monitor.screen import render
 from penstock.common.monitor.watch import RunWatch
 from penstock.learner.report.progress_writer import ProgressWriter
@@ -35,8 +35,8 @@ GOAL_MS, GOAL_BYTES = 26.0, 1e6
 _ACTORS, _TIMES = 8, 200
 
 
-def fill(connection: Connection, keys: Keys) -> SignWriter:
-    """Write a run of 60 steps with eight actors; return the writer of the last one's signs."""
+def fill(connection: Connection, keys: Keys) -> StatusWriter:
+    """Write a run of 60 steps with eight actors; return the writer of the last one's statuses."""
     queue = LearnerQueue(connection, keys, 1)
     queue.claim("nonce", "benchmark")
     queue.set_state("running")
@@ -46,7 +46,7 @@ def fill(connection: Connection, keys: Keys) -> SignWriter:
         progress.made_step(step, 64, {"reward": step / 100, "perf/rollout_wait_s": 0.5})
     for number in range(_ACTORS):
         name = f"actor-host-{number}-abcdef"
-        writer = SignWriter(connection, keys.processes, name, "actor", lambda: ("1.60", 1000))
+        writer = StatusWriter(connection, keys.processes, name, "actor", lambda: ("1.60", 1000))
         writer.write("generating", 0.9)
     return writer
 
@@ -74,9 +74,9 @@ def measure(connection: Connection, keys: Keys) -> dict[str, float]:
             live.update(render(now, sentence, ["a line of the log"] * 20, 100, 30), refresh=True)
 
         look_ms, server_ms = spent(look)
-    sign_ms, _ = spent(lambda: writer.write("generating", 0.9))
+    status_ms, _ = spent(lambda: writer.write("generating", 0.9))
     size = connection.execute("MEMORY", "USAGE", keys.processes)
-    return {"look_ms": look_ms, "server_ms": server_ms, "sign_ms": sign_ms, "bytes": size}
+    return {"look_ms": look_ms, "server_ms": server_ms, "status_ms": status_ms, "bytes": size}
 
 
 def main() -> int:
@@ -91,9 +91,9 @@ def main() -> int:
     else:
         print(
             f"a look {found['look_ms']:.1f} ms and {found['server_ms']:.2f} ms of the server, "
-            f"a sign {found['sign_ms']:.2f} ms; {found['bytes']:.0f} bytes"
+            f"a status {found['status_ms']:.2f} ms; {found['bytes']:.0f} bytes"
         )
-    spent_ms = found["look_ms"] + found["server_ms"] + _ACTORS * found["sign_ms"]
+    spent_ms = found["look_ms"] + found["server_ms"] + _ACTORS * found["status_ms"]
     return int(spent_ms > GOAL_MS or found["bytes"] > GOAL_BYTES)
 
 

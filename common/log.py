@@ -13,7 +13,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor
 from penstock.common.text import as_block, hide_passwords, one_line
 
 _LINE = 135
-"""Letters of a sentence in a log line of 160 letters; the others are for time and level."""
+"""Characters of a sentence in a log line of 160 characters; the others are for time and level."""
 
 
 def is_coloured(file: TextIO) -> bool:
@@ -45,8 +45,8 @@ def configure_logs(role: str, form: Literal["text", "json"]) -> None:
     """Send this process's log lines to standard error, from level info on, as "text" or "json" (`form`).
 
     A line that cannot be written, as on a full disk, is dropped. Passwords are ***. Lines of JSON have
-    the field `role`. Lines of text do not name the role; their unprintable letters are escaped, and they
-    are coloured on a terminal.
+    the field `role`. Lines of text do not name the role; their unprintable characters are escaped, and
+    they are coloured on a terminal.
     """
 
     def add_role(_logger: object, _method: str, event: EventDict) -> EventDict:
@@ -79,7 +79,7 @@ def log_errors_alone() -> None:
 
 
 def _escape(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Return the fields of a log line, `event`, with unprintable letters, line ends too, escaped.
+    """Return the fields of a log line, `event`, with unprintable characters, line ends too, escaped.
 
     This concerns names and values. Only a traceback (the fields `exception` and `stack`) keeps its line
     ends: it begins on a new line, and its lines are indented. Another value keeps its type if its text
@@ -118,9 +118,9 @@ def get_logger(name: str) -> FilteringBoundLogger:
 
 
 def shorten(sentence: str) -> str:
-    """Return a sentence cut at a word to at most 135 letters; a cut sentence ends in " ...".
+    """Return a sentence cut at a word to at most 135 characters; a cut sentence ends in " ...".
 
-    Its log line then has at most 160 letters. Spaces and line ends in a row become one space. A first
-    word of over 135 letters gives "..." alone.
+    Its log line then has at most 160 characters. Spaces and line ends in a row become one space. A first
+    word of over 135 characters gives "..." alone.
     """
     return textwrap.shorten(sentence, _LINE, placeholder=" ...")

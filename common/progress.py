@@ -18,7 +18,7 @@ def with_progress(
 
     Example: with `done` "gsm8k.jsonl: rows read" and a `total` of 7473 a line is "gsm8k.jsonl: rows
     read: 900 of 7,473." A total of 0 is unknown: "... rows read: 900." A line is logged when the next
-    item arrives, and cut to 135 letters. An item of over 5 s counts as 5 s. `every_s` 0 means 30 s.
+    item arrives, and cut to 135 characters. An item of over 5 s counts as 5 s. `every_s` 0 means 30 s.
     """
     waited = Deadline(math.inf)
     for count, item in enumerate(items):

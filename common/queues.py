@@ -23,7 +23,7 @@ from penstock.common.config.command import (
     CommandGroup,
     Result,
     ResultCommand,
-    escape_missing_letters,
+    escape_missing_characters,
     execute_command,
 )
 from penstock.common.config.redis_url import parse_host
@@ -132,7 +132,7 @@ class Watch(QueueCommand):
         connection.close()
         watch = RunWatch(self.connect, self.run.name, str(self.run.folder.path))
         console = Console()
-        escape_missing_letters(console.file)
+        escape_missing_characters(console.file)
         live = console.is_terminal and not console.is_dumb_terminal and not self.as_json
         show = partial(self._on_screen, console=console) if live else self._as_text
         stopping = stop_on_signals()
@@ -375,45 +375,45 @@ class ScaleRoles(QueueCommand):
     Missing processes are started, and the newest ones above the count finish their work and end.
     """
 
-    wishes: CliPositionalArg[list[str]] = Field([], description="ROLE=COUNT, such as actor=3")
+    requests: CliPositionalArg[list[str]] = Field([], description="ROLE=COUNT, such as actor=3")
     host: str = Field("", description="host or name of the `penstock up`, if there are several")
 
     @model_validator(mode="before")
     @classmethod
     def _without_folder(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return `values` with a first word such as actor=3 among the wishes: it is no folder."""
+        """Return `values` with a first word such as actor=3 among the requests: it is no folder."""
         if "=" in (first := str(values.get("folder") or "")):
-            return {**values, "folder": None, "wishes": [first, *values.get("wishes", [])]}
+            return {**values, "folder": None, "requests": [first, *values.get("requests", [])]}
         return values
 
-    @field_validator("wishes")
+    @field_validator("requests")
     @classmethod
-    def _are_counts(cls, wishes: list[str]) -> list[str]:
-        """Return `wishes`. Raise ValueError unless each is a role, `=` and a count of at most MOST."""
-        for wish in wishes:
-            if not re.fullmatch(r"[\w-]+=[0-9]{1,4}", wish):
-                raise ValueError(f"expected ROLE=COUNT, such as actor=3, found {wish}")
-            if int(wish.partition("=")[2]) > MOST:
-                raise ValueError(f"expected at most {MOST} processes of a role, found {wish}")
-        return wishes
+    def _are_counts(cls, requests: list[str]) -> list[str]:
+        """Return `requests`. Raise ValueError unless each is a role, `=` and a count of at most MOST."""
+        for request in requests:
+            if not re.fullmatch(r"[\w-]+=[0-9]{1,4}", request):
+                raise ValueError(f"expected ROLE=COUNT, such as actor=3, found {request}")
+            if int(request.partition("=")[2]) > MOST:
+                raise ValueError(f"expected at most {MOST} processes of a role, found {request}")
+        return requests
 
     def read(self, connection: Connection) -> Result:
-        """Write the wishes, and return what each `penstock up` runs, and is asked for, as text and rows.
+        """Write the requests; return what each `penstock up` runs, and is asked for, as text and rows.
 
         Raise ConfigError for a role that none or several run; see Scale.choose.
         """
         scale = Scale(connection, Keys(self.run.name))
-        wanted = [(role, int(count)) for role, count in (wish.split("=") for wish in self.wishes)]
+        wanted = [(role, int(count)) for role, count in (one.split("=") for one in self.requests)]
         names = [scale.choose(self.host, role) for role, _ in wanted]  # all before the first is written
         for name, (role, count) in zip(names, wanted, strict=True):
-            scale.wish(name, role, count)
+            scale.request(name, role, count)
         rows, lines = [], []
-        for name, sign in scale.running().items():
-            asked = scale.wishes(name)
-            rows.append({"name": name, "host": sign.host, "processes": sign.processes, "asked": asked})
+        for name, status in scale.running().items():
+            asked, processes = scale.requests(name), status.processes
+            rows.append({"name": name, "host": status.host, "processes": processes, "asked": asked})
             shown = (
                 f"{role} {count}{f' ({asked[role]} asked for)' if role in asked else ''}"
-                for role, count in sign.processes.items()
+                for role, count in processes.items()
             )
             lines.append(f"{name}: {', '.join(shown)}")
         return Result("\n".join(lines) or f"No `penstock up` of run {self.run.name} runs.", rows)

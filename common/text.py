@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 SHOWN = 2000
-"""Most letters of a question, a completion or a reason in a verdict, which people read."""
+"""Most characters of a question, a completion or a reason in a verdict, which people read."""
 
 HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 """A model or data set of the Hugging Face hub: NAME or OWNER/NAME."""
@@ -42,18 +42,18 @@ def from_line(line: str | bytes) -> Any:
     return json.loads(line, object_hook=restored)
 
 
-def short(value: object, letters: int = 200) -> str:
-    """Return str(value), of an error or value of unknown origin, cut to at most `letters` letters.
+def short(value: object, length: int = 200) -> str:
+    """Return str(value), of an error or value of unknown origin, cut to at most `length` characters.
 
-    `letters` is 3 or more. A cut text ends in "..."; lone surrogates, which UTF-8 cannot encode, are
+    `length` is 3 or more. A cut text ends in "..."; lone surrogates, which UTF-8 cannot encode, are
     escaped. For an error without text, such as a bare assert, the result is repr(value).
     Example:
-        >>> short("a" * 10, letters=6), short(AssertionError())
+        >>> short("a" * 10, length=6), short(AssertionError())
         ('aaa...', 'AssertionError()')
     """
     shown = str(value) or (repr(value) if isinstance(value, BaseException) else "")
-    text = encodable(shown[: letters + 1])
-    return text if len(text) <= letters else f"{text[: letters - 3]}..."
+    text = encodable(shown[: length + 1])
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
@@ -116,9 +116,9 @@ def _hide_login(word: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with unprintable letters, such as terminal commands, escaped. Line ends stay.
+    """Return the text with unprintable characters, such as terminal commands, escaped. Line ends stay.
 
-    Unprintable are control letters, line separators, and letters that have no width or change the
+    Unprintable are control characters, line separators, and characters that have no width or change the
     direction of writing. Every command and every log line of text is printed through this function.
     Example:
         >>> printable("a\\x1b[2J")
@@ -131,7 +131,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text with unprintable letters escaped, its line ends too.
+    """Return the text with unprintable characters escaped, its line ends too.
 
     Example:
         >>> one_line("a\\nb")

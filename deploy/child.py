@@ -161,7 +161,7 @@ class Child:
 
 
 def _shown(line: bytes) -> str:
-    """Return a line of output for a terminal: without line end and colours, unprintable letters escaped.
+    """Return a line for a terminal: without line end and colours, unprintable characters escaped.
 
     Bytes that are no UTF-8 are replaced by U+FFFD.
     """

@@ -150,7 +150,7 @@ class Samples(ResultCommand):
         """Return up to `count` questions, lowest mean reward first, with times asked and times filtered.
 
         `rows` are completions. Questions without any reward are left out. Questions with the same first
-        2000 letters count as one: filtered groups' rows hold no more.
+        2000 characters count as one: filtered groups' rows hold no more.
         """
         groups: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
         for row in rows:
@@ -276,7 +276,7 @@ def select(rows: list[Row], choice: str) -> list[Row]:
 
 
 def as_lines(row: Row, width: int) -> str:
-    """Return a completion as lines of text, each of its texts cut to `width` letters (0: uncut).
+    """Return a completion as lines of text, each of its texts cut to `width` characters (0: uncut).
 
     The lines are its heading, prompt, completion and, if it has them, gold answer, why it has no score,
     and values that rewards have added.
@@ -308,7 +308,7 @@ def heading(row: Row) -> str:
 
 
 def shown(text: str, width: int) -> str:
-    """Return a text for a terminal: cut to `width` letters (0: uncut), control characters written out.
+    """Return a text for a terminal: cut to `width` characters (0: uncut), control characters escaped.
 
     Lines after the first are indented by 12 spaces, below the text's column.
     Example:
@@ -338,7 +338,7 @@ def _difficulty(prompt: str, tickets: Mapping[str, Sequence[Row]]) -> Row | None
 def answers_as_lines(row: Row, width: int) -> str:
     """Return a held-out question as lines of text: prompt, gold answer, why none came, and the answers.
 
-    `row` is a row of evaluations.jsonl. Each text is cut to `width` letters (0: uncut). An answer has
+    `row` is a row of evaluations.jsonl. Each text is cut to `width` characters (0: uncut). An answer has
     its rewards and length behind it.
     """
     columns = row["columns"]

@@ -29,7 +29,7 @@ from penstock.common.broker.local_server import (
 )
 from penstock.common.broker.private_socket import answers
 from penstock.common.broker.server_binary import find_binary
-from penstock.common.config.command import Command, build, drop_output, escape_missing_letters
+from penstock.common.config.command import Command, build, drop_output, escape_missing_characters
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import ActorCommand, LearnerCommand, RunCommand
 from penstock.common.config.secret_file import read_secret
@@ -430,7 +430,7 @@ class Printer:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        escape_missing_letters(file)
+        escape_missing_characters(file)
         self._colours: dict[str, int] = {}
         self._lock = threading.Lock()
 

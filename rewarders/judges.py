@@ -254,7 +254,7 @@ def _spoken(value: Any) -> str:
 
 
 def _without_key(error: Exception) -> str:
-    """Return an error's class and text, in at most 200 letters, with OPENAI_API_KEY's value as `***`."""
+    """Return an error's class and text, cut to 200 characters, with OPENAI_API_KEY's value as `***`."""
     key = os.environ.get("OPENAI_API_KEY", "")
     text = str(error)
     return short(f"{type(error).__name__}: {text.replace(key, '***') if key else text}")

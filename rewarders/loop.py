@@ -17,7 +17,7 @@ from penstock.common.broker.costs import CostReport, Load
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.lease_keeper import LeaseKeeper
 from penstock.common.broker.lease_watch import LOOKS_PER_LEASE
-from penstock.common.broker.process_signs import SignWriter
+from penstock.common.broker.process_status import StatusWriter
 from penstock.common.broker.run_view import RunView, wait_for_another_contract, wait_for_run
 from penstock.common.broker.work_stream import Entry, WorkStream
 from penstock.common.config.role_command import RewarderCommand
@@ -127,11 +127,11 @@ class Rewarder:
         self._learner_watch = LearnerWatch(connection, self._keys, settings.run)
         self._counting = threading.Lock()
         self._counts: Counter[str] = Counter()
-        sign = SignWriter(
+        status = StatusWriter(
             connection, self._keys.processes, name, "rewarder", lambda: ("", self._counts.total())
         )
         self._load = Load(settings.rewarder.workers)
-        self._costs = CostReport(connection, self._keys.costs, "rewarder", sign, self._load)
+        self._costs = CostReport(connection, self._keys.costs, "rewarder", status, self._load)
         self._threads = ThreadPoolExecutor(settings.rewarder.workers, "score")
         self._busy: set[Future[None]] = set()
         connection.stopping = GracePeriod(stopping, self._busy, _GRACE_S)

@@ -135,7 +135,7 @@ def check_logged(extra: Mapping[str, Sequence[Any]], metrics: Mapping[str, float
             raise ValueError(f"{many}; expected at most {MOST_NAMES}: log fewer")
         for name in names:
             if len(name) > LONGEST_NAME:
-                long = f"{kind} got a name of {len(name)} letters, {name[:40]!r}..."
+                long = f"{kind} got a name of {len(name)} characters, {name[:40]!r}..."
                 raise ValueError(f"{long}; expected at most {LONGEST_NAME}: log a shorter name")
     for name, values in extra.items():
         if fault := find_fault(values):

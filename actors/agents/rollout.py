@@ -36,7 +36,7 @@ from penstock.common.wire.messages import Int32s, Rollout, Ticket
 from penstock.common.wire.transcript import Transcript
 
 _MOST_SHOWN = 2**20
-"""Most letters of a transcript's messages. An agent's calls may have four times as many each."""
+"""Most characters of a transcript's messages. An agent's calls may have four times as many each."""
 
 _FEWEST_CALLS = 4
 """Open calls that a rollout may have in any case. Else it is twice its most sequences."""

@@ -252,12 +252,12 @@ class WeightFollower:
         A new heartbeat starts the time again. Raise ServerUnavailable and the other errors of
         Connection.execute.
         """
-        sign = await asyncio.to_thread(self._view.learner)
-        if self._deadline.expired(progress=sign):
+        status = await asyncio.to_thread(self._view.learner)
+        if self._deadline.expired(progress=status):
             raise DeadlineExceeded(
                 "no first weights were announced, and no heartbeat came for "
-                f"{self._deadline.limit_s:g} s (RUN_JOIN_TIMEOUT_S): {sign}; see what the learner does, "
-                "or start it again"
+                f"{self._deadline.limit_s:g} s (RUN_JOIN_TIMEOUT_S): {status}; see what the learner "
+                "does, or start it again"
             )
 
     def _refuse(self, weights: Weights, reason: WeightsRejected) -> None:

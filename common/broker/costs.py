@@ -10,7 +10,7 @@ from functools import partial
 import psutil
 
 from penstock.common.broker.connection import Connection
-from penstock.common.broker.process_signs import SignWriter
+from penstock.common.broker.process_status import StatusWriter
 from penstock.common.errors import CommandRefused, MalformedMessage, NotPermitted, RunNotReady, WrongType
 from penstock.common.log import get_logger
 from penstock.common.phases import PhaseCost, Phases, costs_by_name
@@ -76,23 +76,23 @@ class Load:
 class CostReport:
     """Counts this process's time by phase, and adds it to the hash `key` on the queue server.
 
-    `role` is one of PHASES; its first phase is the present one. `sign` tells people of this process with
-    each report, if given: how busy it is by its `load`, else by its waits. A report that the server
+    `role` is one of PHASES; its first phase is the present one. `status` tells people of this process
+    with each report, if given: how busy it is by its `load`, else by its waits. A report that the server
     refuses is dropped, and the first one logged: nothing but the learner's metrics and what people see
     depends on it.
     """
 
     def __init__(
-        self, connection: Connection, key: str, role: str, sign: SignWriter | None = None,
+        self, connection: Connection, key: str, role: str, status: StatusWriter | None = None,
         load: Load | None = None,
     ) -> None:  # fmt: skip
-        self._connection, self._key, self._role, self._sign = connection, key, role, sign
+        self._connection, self._key, self._role, self._status = connection, key, role, status
         self._load = load
         self._phases = Phases()
         self._amounts: dict[str, float] = {}
         self._phases.name = PHASES[role][0]
         self._subprocesses: dict[tuple[int, float], float] = {}
-        self._send_at = time.monotonic() + (0 if sign else _SEND_S)  # people see a process at once
+        self._send_at = time.monotonic() + (0 if status else _SEND_S)  # people see a process at once
         self._logged: set[str] = set()
 
     def note(self, phase: str) -> None:
@@ -112,7 +112,7 @@ class CostReport:
             self.send()
 
     def send(self) -> None:
-        """Add what was counted since the last call to the sums on the server, and write the sign.
+        """Add what was counted since the last call to the sums on the server, and write the status.
 
         A reply that is lost may count twice. Raise ServerUnavailable and Connection.execute's other
         errors that do not concern the report alone.
@@ -134,14 +134,14 @@ class CostReport:
                     self._connection.execute("HINCRBYFLOAT", self._key, field, f"{amount:.6f}")
 
         self._try(add, "The learner's metrics perf/ lack this process's time.")
-        if self._sign:
-            self._try(partial(self._sign.write, self._phases.name, busy), _UNSEEN)
+        if self._status:
+            self._try(partial(self._status.write, self._phases.name, busy), _UNSEEN)
 
     def leave(self) -> None:
-        """Send a last report, and remove the sign. Raise what `send` raises."""
+        """Send a last report, and remove the status. Raise what `send` raises."""
         self.send()
-        if self._sign:
-            self._try(self._sign.remove, _UNSEEN)
+        if self._status:
+            self._try(self._status.remove, _UNSEEN)
 
     def _try(self, report: Callable[[], None], missing: str) -> None:
         """Call `report`. Of its errors that concern the report alone log the first; raise the others.

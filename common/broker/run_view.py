@@ -44,7 +44,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerSign:
+class LearnerStatus:
     """The learner's last heartbeat: the process, its phase, and a time that changes each time."""
 
     holder: str
@@ -150,7 +150,7 @@ class RunView:
         """
         return self._incarnation_of(self._read("HGET", self.keys.fence, "incarnation") or b"")
 
-    def learner(self) -> LearnerSign:
+    def learner(self) -> LearnerStatus:
         """Return the learner's last heartbeat; before a claim its texts are "" and its incarnation is 0.
 
         A key of another type gives the same, and is logged once. Raise ServerUnavailable or another
@@ -159,7 +159,7 @@ class RunView:
         names = ("holder", "incarnation", "seen", "phase")
         found = self._read("HMGET", self.keys.fence, *names) or (None,) * len(names)
         holder, incarnation, seen, phase = (value or b"" for value in found)
-        return LearnerSign(text(holder), self._incarnation_of(incarnation), text(seen), text(phase))
+        return LearnerStatus(text(holder), self._incarnation_of(incarnation), text(seen), text(phase))
 
     def newest_folder(self) -> tuple[int, int, str, str]:
         """Return the incarnation that was last claimed in a folder of the run, and three facts of it.
@@ -257,7 +257,7 @@ def wait_for_run(view: RunView, timeout_s: float, stopping: threading.Event) -> 
     """Return the encoded contract of the run that this process joins, as `wait_for_contract` does.
 
     A run that has ended may be about to go on: wait until a learner is past its setup. Return None if
-    none gives a sign of life for `timeout_s`, or if `stopping` is set. Raise as `wait_for_contract`.
+    none gives a heartbeat for `timeout_s`, or if `stopping` is set. Raise as `wait_for_contract`.
     """
     deadline, logged = Deadline(timeout_s), False
     while view.ended() or view.begins_again():
@@ -290,15 +290,15 @@ def wait_for_contract(view: RunView, timeout_s: float, stopping: threading.Event
             if unreadable.expired():
                 raise
             view.report(f"Waiting for a contract in {view.keys.contract} that can be read: {error}")
-        sign = view.learner()
-        if deadline.expired(progress=sign):  # not while a learner reads data or fetches its model
+        status = view.learner()
+        if deadline.expired(progress=status):  # not while a learner reads data or fetches its model
             raise DeadlineExceeded(
-                f"no learner set up the run within {timeout_s:g} s ({sign}): start `learner` with the "
+                f"no learner set up the run within {timeout_s:g} s ({status}): start `learner` with the "
                 "same RUN_NAME and REDIS_URL, or raise RUN_JOIN_TIMEOUT_S"
             )
         if deadline.report_due():
             wait = f"Waiting for the run to be set up for {deadline.waited_s:.0f} s"
-            log.warning(shorten(f"{wait}: {sign}. Start `learner`."))
+            log.warning(shorten(f"{wait}: {status}. Start `learner`."))
         stopping.wait(_POLL_S)
     return None
 
@@ -309,21 +309,21 @@ def wait_for_another_contract(
     """Return the contract that replaces `contract`, which this process cannot serve; None if none does.
 
     An earlier learner may have left `contract`, and the next one reads its data first. So wait until a
-    learner gives a sign of life and has published its own: it is past its setup; or until none gives
+    learner gives a heartbeat and has published its own: it is past its setup; or until none gives
     one for `timeout_s`. A learner that claimed the run meanwhile replaces it also by an equal one: it
     may serve files that were missing. None too if `stopping` is set. Raise ServerUnavailable or another
     error of Connection.execute.
     """
     first, deadline = view.learner(), Deadline(timeout_s)
     while not stopping.is_set():
-        sign, found = view.learner(), view.contract()
-        if deadline.expired(progress=sign):
+        status, found = view.learner(), view.contract()
+        if deadline.expired(progress=status):
             return None
         if found not in (None, contract):
             return found
-        if sign.seen != first.seen and sign.phase not in SETUP_PHASES:
-            return found if sign.incarnation > first.incarnation else None
+        if status.seen != first.seen and status.phase not in SETUP_PHASES:
+            return found if status.incarnation > first.incarnation else None
         if deadline.report_due():
-            log.warning(shorten(f"Waiting for another contract: {sign}. Start `learner`."))
+            log.warning(shorten(f"Waiting for another contract: {status}. Start `learner`."))
         stopping.wait(_POLL_S)
     return None

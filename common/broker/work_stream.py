@@ -370,7 +370,7 @@ class WorkStream:
     def bury(self, entry: Entry, purpose: Purpose, reason: str) -> bool:
         """End the ticket as dead. Payload and reason go to the stream `dead`, a verdict to the learner.
 
-        `purpose` is the ticket's. 64 KiB of the payload and 2000 letters of `reason` are kept; "" is
+        `purpose` is the ticket's. 64 KiB of the payload and 2000 characters of `reason` are kept; "" is
         "no reason was given". Return True; False, with nothing stored, if this consumer does not hold
         the entry. Raise ServerUnavailable or another error of Connection.call.
         """

@@ -113,7 +113,7 @@ class ResultCommand(Command):
     def show(self, result: Result) -> int:
         """Print `result` on standard output and return its exit code.
 
-        With --json each of its rows is a line of JSON, else its text is printed, unprintable letters
+        With --json each of its rows is a line of JSON, else its text is printed, unprintable characters
         escaped. Raise BrokenPipeError if the reader has closed the pipe, as `head` does.
         """
         rows = (json.dumps(row, default=str) for row in result.rows)
@@ -206,7 +206,7 @@ def _reader_is_gone() -> bool:
     return bool(poller.poll(0))
 
 
-def escape_missing_letters(file: IO[str]) -> None:
+def escape_missing_characters(file: IO[str]) -> None:
     """Let `file` write letters that its encoding lacks as escapes, where printing would fail."""
     if isinstance(file, TextIOWrapper):
         file.reconfigure(errors="backslashreplace")
@@ -225,7 +225,7 @@ def drop_output(file: TextIO) -> None:
 def print_error(prog: str, error: PenstockError) -> None:
     """Print `PROG: CLASS: TEXT` for an error on standard error, as the last line of the command `prog`.
 
-    Passwords are printed as ***, unprintable letters escaped, and all lines but the first indented.
+    Passwords are printed as ***, unprintable characters escaped, and all lines but the first indented.
     """
     _tell(as_block(hide_passwords(f"{prog}: {type(error).__name__}: {error}")))
 
@@ -241,7 +241,7 @@ def _print_traceback(
 ) -> None:
     """Print an uncaught error on standard error: its class `kind`, its text, and the stack `trace`.
 
-    The form is Python's, but passwords are ***, unprintable letters escaped, later lines indented.
+    The form is Python's, but passwords are ***, unprintable characters escaped, later lines indented.
     """
     text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
     _tell(as_block(hide_passwords(text)))

@@ -74,7 +74,7 @@ def read_judge(path: Path, asked: str) -> JudgeFile:
 
 
 def explain_judge(error: ValidationError) -> str:
-    """Return the first mistake of a judge's file, cut to 200 letters, as "model: Field required"."""
+    """Return the first mistake of a judge's file, cut to 200 characters, as "model: Field required"."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     return short(f"{place}: {first['msg']}" if place else first["msg"].removeprefix("Value error, "))

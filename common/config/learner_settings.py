@@ -599,13 +599,13 @@ class LearnerSettings(
     def _messages_can_carry_them(self) -> "LearnerSettings":
         """Return self. Raise ValueError for rewards that no message can carry.
 
-        At most 1024 rewards, names of at most 200 letters, and weights from -1e9 to 1e9 are accepted.
+        At most 1024 rewards, names of at most 200 characters, and weights from -1e9 to 1e9 are accepted.
         """
         longest = max(self.reward_names, key=len)
         if len(self.rewards) > MOST_NAMES or len(longest) > LONGEST_NAME:
             raise ValueError(
                 f"LEARNER_REWARDS: {len(self.rewards)} rewards, the longest name has {len(longest)} "
-                f"letters; expected at most {MOST_NAMES} rewards and {LONGEST_NAME} letters"
+                f"characters; expected at most {MOST_NAMES} rewards and {LONGEST_NAME} characters"
             )
         if any(abs(weight) > HIGHEST_REWARD for weight in self.reward_weights):
             raise ValueError(f"LEARNER_REWARD_WEIGHTS: expected weights within {HIGHEST_REWARD:g} of 0")

@@ -29,7 +29,7 @@ _OPTIONS = {
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?", re.IGNORECASE | re.ASCII)
 _LETTERS = (
     "expected USER:PASSWORD or :PASSWORD before the `@`, found another form; percent-encode "
-    "these letters of a password: `%` as %25, `@` as %40, `:` as %3A, `/` as %2F, `?` as %3F"
+    "these characters of a password: `%` as %25, `@` as %40, `:` as %3A, `/` as %2F, `?` as %3F"
 )
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
@@ -99,14 +99,14 @@ def parse_host(place: str, source: str = "REDIS_URL") -> tuple[str, int]:
     """Return host and port of `place`, by default 6379: "::1" and 7000 of "[::1]:7000".
 
     Raise ConfigError, which begins with the setting `source`, for another form, a host with a dot first,
-    two dots together or a part over 63 letters, a port not 1 to 65535, or no IPv6 address in brackets.
+    two dots together or a part over 63 characters, a port not 1 to 65535, or no IPv6 address in [].
     """
     found = _HOST.fullmatch(place)
     if not found:
         _refuse("expected HOST:PORT, such as localhost:6379 or [::1]:6379, found another form", source)
     host, port = found[1] or found[2], int(found[3] or _DEFAULT_PORT)
     if not found[1] and re.search(r"^\.|\.\.|[^.]{64}", host):
-        _refuse("expected 1 to 63 letters between the dots of the host, found another number", source)
+        _refuse("expected 1 to 63 characters between the dots of the host, found another number", source)
     if not 0 < port < 1 << 16:
         _refuse(f"expected a port of 1 to {(1 << 16) - 1}, found another number", source)
     if found[1]:
@@ -202,7 +202,7 @@ def _check_tls(options: Mapping[str, str]) -> None:
 
 
 def _decoded(text: str) -> str:
-    """Return a text with its percent-encoded letters decoded: "a%40b" gives "a@b".
+    """Return a text with its percent-encoded characters decoded: "a%40b" gives "a@b".
 
     Raise ConfigError for a `%` without two hexadecimal digits, or bytes that are no UTF-8.
     """

@@ -15,7 +15,7 @@ def read_secret(path: Path, setting: str) -> str:
     `setting`, the variable that names the file, begins warning and errors. Warn on standard error if
     other users may read or write the file, or its group may write. Raise ConfigError, without the file's
     content, if the file cannot be read, is empty or no UTF-8, or has several lines, an unprintable
-    letter or over 4096 letters.
+    character or over 4096.
     """
     try:
         with path.open("rb") as file:

@@ -272,7 +272,7 @@ class Episode:
 
         The agent calls the model at `base_url` with the key `api_key`. Raise EpisodeFailed, after which
         the episode has ended, if the agent raises, crashes, takes over `agent_timeout_s` of the spec, or
-        returns no number and no dict of numbers with "reward". Names are cut to 100 letters.
+        returns no number and no dict of numbers with "reward". Names are cut to 100 characters.
         """
         found = self.ask("agent", "agent", base_url, api_key, limit_s=self._pool.spec.agent_timeout_s)
         if not isinstance(found, dict) or not 0 < len(found) <= MOST_METRICS:

@@ -192,7 +192,7 @@ def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Call a tool with keyword arguments; return its answer as {"text": ..., "failed": ...}.
 
     Like TRL, answer an exception of the tool by its text; so too a tool that does not exist. Both have
-    failed True. Raise ValueError for a text over 4,194,304 letters, and MemoryError, SystemExit or
+    failed True. Raise ValueError for a text over 4,194,304 characters, and MemoryError, SystemExit or
     another exception that is no Exception if the tool does.
     """
     live = _episode()
@@ -206,7 +206,7 @@ def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:  # the policy reads what went wrong
         return _failed(_text_of(error))
     if len(text) > LONGEST_ANSWER:  # as JSON it would need a multiple of this memory
-        raise ValueError(f"a tool returned {len(text)} letters, expected at most {LONGEST_ANSWER}")
+        raise ValueError(f"a tool returned {len(text)} characters, expected at most {LONGEST_ANSWER}")
     return {"text": encodable(text), "failed": False}
 
 
@@ -221,7 +221,7 @@ def _text_of(error: Exception) -> str:
 def _failed(reason: str) -> dict[str, Any]:
     """Return {"text": "{'error': REASON}", "failed": True}, the answer to a failed call, as in TRL.
 
-    Of a reason 262,144 letters are kept: as JSON a letter may need 16 bytes of the answer.
+    Of a reason 262,144 characters are kept: as JSON a letter may need 16 bytes of the answer.
     """
     return {"text": encodable(str({"error": reason[: LONGEST_ANSWER // 16]})), "failed": True}
 

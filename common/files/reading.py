@@ -57,7 +57,7 @@ def read_text(path: Path, asked: str) -> str:
 
 
 def explain(error: Exception) -> str:
-    """Return the text of an error that damaged content caused, cut to 200 letters.
+    """Return the text of an error that damaged content caused, cut to 200 characters.
 
     Of a KeyError, return "NAME is missing".
 

@@ -47,11 +47,11 @@ def samples_of(now: Overview | None) -> Iterator[Sample]:
         help_text = "entries of a stream, those held by a process and others"
         yield "stream_entries", help_text, (stream.name, "yes"), stream.pending
         yield "stream_entries", help_text, (stream.name, "no"), stream.undelivered
-    for name, sign in now.workers.items():
-        labels = (sign.role, name)
-        yield "process_busy_ratio", "share of time outside of waits for work", labels, sign.busy
-        yield "process_rate", "tokens/s of an actor, groups/s of a rewarder", labels, sign.rate
-        yield "process_seen_seconds", "since the process told of itself", labels, now.age_s(sign)
+    for name, status in now.workers.items():
+        labels = (status.role, name)
+        yield "process_busy_ratio", "share of time outside of waits for work", labels, status.busy
+        yield "process_rate", "tokens/s of an actor, groups/s of a rewarder", labels, status.rate
+        yield "process_seen_seconds", "since the process told of itself", labels, now.age_s(status)
 
 
 class RunCollector:

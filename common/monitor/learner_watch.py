@@ -4,7 +4,7 @@ import time
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.run_view import LearnerSign, RunView
+from penstock.common.broker.run_view import LearnerStatus, RunView
 from penstock.common.config.settings import RunSettings
 from penstock.common.deadline import Deadline
 from penstock.common.errors import DeadlineExceeded, WrongType
@@ -42,19 +42,19 @@ class LearnerWatch:
         if time.monotonic() < self._poll_at:
             return
         self._poll_at = time.monotonic() + _POLL_EVERY_S
-        sign = self._view.learner()
-        if self._deadline.expired(progress=sign):
+        status = self._view.learner()
+        if self._deadline.expired(progress=status):
             raise DeadlineExceeded(
                 f"no heartbeat from the learner for {self._deadline.waited_s:.0f} s "
-                f"(RUN_PROGRESS_TIMEOUT_S): {self._describe(sign)}. See what that process does, or "
+                f"(RUN_PROGRESS_TIMEOUT_S): {self._describe(status)}. See what that process does, or "
                 "start the learner again"
             )
         if self._deadline.report_due():
             missing = f"No heartbeat from the learner for {self._deadline.waited_s:.0f} s"
-            log.warning(shorten(f"{missing}: {self._describe(sign)}"))
+            log.warning(shorten(f"{missing}: {self._describe(status)}"))
 
-    def _describe(self, sign: LearnerSign) -> str:
-        """Return a clause: the learner as in `sign`, the announced weights, who holds open tickets.
+    def _describe(self, status: LearnerStatus) -> str:
+        """Return a clause: the learner as in `status`, the announced weights, who holds open tickets.
 
         If a key has another type than expected, the error's text replaces the last part. Raise
         RunNotReady if the learner's functions are not on the server, ServerUnavailable, or another error
@@ -66,4 +66,4 @@ class LearnerWatch:
             waiting = describe_waiting(self._connection, self._keys, self._run.lease_s)
         except WrongType as error:
             waiting = str(error)
-        return f"{sign}, {version}; {waiting}"
+        return f"{status}, {version}; {waiting}"

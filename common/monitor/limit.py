@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Self
 
-from penstock.common.broker.process_signs import WorkerSign
+from penstock.common.broker.process_status import WorkerStatus
 from penstock.common.monitor.overview import GONE_S, Overview
 from penstock.common.phases import LEAVING, WAITING_FOR_GROUPS, WAITING_FOR_ROOM
 from penstock.common.text import counted, short
@@ -196,6 +196,6 @@ def gain_of_one_more(actors: int, waiting: float, scoring: float = 0.0) -> float
     return 1 / max(1 - waiting, min(scoring, 1.0), actors / (actors + 1)) - 1
 
 
-def _mean_busy(workers: Mapping[str, WorkerSign]) -> float:
+def _mean_busy(workers: Mapping[str, WorkerStatus]) -> float:
     """Return the mean share of time, 0 to 1, in which the workers did not wait for work; 0 for none."""
-    return sum(sign.busy for sign in workers.values()) / len(workers) if workers else 0.0
+    return sum(status.busy for status in workers.values()) / len(workers) if workers else 0.0

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.common.broker.connection import Connection, text
-from penstock.common.broker.process_signs import (
+from penstock.common.broker.process_status import (
     LearnerProgress,
-    WorkerSign,
+    WorkerStatus,
     read_progress,
     read_workers,
     server_time_ms,
 )
-from penstock.common.broker.run_view import LearnerSign
+from penstock.common.broker.run_view import LearnerStatus
 from penstock.common.errors import NotPermitted, WrongType
 from penstock.common.monitor.snapshot import StreamStatus, read_stream, view_of
 from penstock.common.wire.messages import END_STATES
 
 GONE_S = 6.0
-"""A process that writes a sign every 2 s is called gone after so many seconds without one."""
+"""A process that writes a status every 2 s is called gone after so many seconds without one."""
 
-_AHEAD_MS = 60_000  # of a sign that was written after the overview's time was read
+_AHEAD_MS = 60_000  # of a status that was written after the overview's time was read
 
 
 _COUNTED = ("issued", *END_STATES)
@@ -45,39 +45,39 @@ class Overview:
     server: str
     state: str
     now_ms: int
-    learner: LearnerSign
+    learner: LearnerStatus
     heartbeat_s: float
     version: str
     progress: LearnerProgress | None
-    workers: dict[str, WorkerSign]
+    workers: dict[str, WorkerStatus]
     streams: dict[str, StreamStatus]
     totals: dict[str, int]
     server_fault: str = ""
     folder: str = ""
 
-    def age_s(self, worker: WorkerSign) -> float:
-        """Return the seconds since a worker's sign. One of the future is no process's: infinite."""
+    def age_s(self, worker: WorkerStatus) -> float:
+        """Return the seconds since a worker's status. One of the future is no process's: infinite."""
         age_ms = self.now_ms - worker.at_ms
         return max(0, age_ms) / 1000 if age_ms > -_AHEAD_MS else math.inf
 
-    def is_gone(self, worker: WorkerSign) -> bool:
-        """Return whether a worker has written no sign for GONE_S."""
+    def is_gone(self, worker: WorkerStatus) -> bool:
+        """Return whether a worker has written no status for GONE_S."""
         return self.age_s(worker) >= GONE_S
 
-    def running(self, role: str) -> dict[str, WorkerSign]:
+    def running(self, role: str) -> dict[str, WorkerStatus]:
         """Return the workers of a role, by name, that are not gone."""
         return self._workers(role, gone=False)
 
-    def gone(self, role: str) -> dict[str, WorkerSign]:
+    def gone(self, role: str) -> dict[str, WorkerStatus]:
         """Return the workers of a role, by name, that did not leave and are gone."""
         return self._workers(role, gone=True)
 
-    def _workers(self, role: str, gone: bool) -> dict[str, WorkerSign]:
+    def _workers(self, role: str, gone: bool) -> dict[str, WorkerStatus]:
         """Return the workers of a role, by name, for which `is_gone` gives `gone`."""
         return {
-            name: sign
-            for name, sign in self.workers.items()
-            if sign.role == role and self.is_gone(sign) == gone
+            name: status
+            for name, status in self.workers.items()
+            if status.role == role and self.is_gone(status) == gone
         }
 
 

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from penstock.common.broker.process_signs import LearnerProgress
+from penstock.common.broker.process_status import LearnerProgress
 from penstock.common.monitor.overview import Overview
 from penstock.common.text import counted, one_line, short
 
@@ -157,8 +157,8 @@ def _processes(now: Overview, most: int) -> tuple[Table, int]:
     table.add_row(*(Text(name, "dim") for name in COLUMNS))
     workers = sorted(now.workers.items(), key=lambda item: (now.is_gone(item[1]), item[0]))
     shown = workers if len(workers) < most else workers[: max(0, most - 2)]
-    for name, sign in shown:
-        style = "red" if now.is_gone(sign) else ""
+    for name, status in shown:
+        style = "red" if now.is_gone(status) else ""
         table.add_row(*(Text(cell, style) for cell in process_row(now, name)))
     if len(shown) < len(workers):
         table.add_row(Text(f"and {len(workers) - len(shown)} more", "dim"))
@@ -167,14 +167,14 @@ def _processes(now: Overview, most: int) -> tuple[Table, int]:
 
 def process_row(now: Overview, name: str) -> tuple[str, ...]:
     """Return the cells of the worker `name`: name, phase, weights, busy, speed, when last seen."""
-    sign = now.workers[name]
-    unit = "tokens/s" if sign.role == "actor" else "groups/s"
-    gone = "gone, " if now.is_gone(sign) else ""
-    weights = sign.version + _behind(sign.version, now.version)
-    return (
-        one_line(name), one_line(sign.phase), one_line(weights), f"{sign.busy:.0%}",
-        f"{sign.rate:,.{0 if sign.rate >= 10 else 1}f} {unit}", f"{gone}{now.age_s(sign):.0f} s ago",
-    )  # fmt: skip
+    status = now.workers[name]
+    unit = "tokens/s" if status.role == "actor" else "groups/s"
+    gone = "gone, " if now.is_gone(status) else ""
+    weights = status.version + _behind(status.version, now.version)
+    rate = f"{status.rate:,.{0 if status.rate >= 10 else 1}f} {unit}"
+    seen = f"{gone}{now.age_s(status):.0f} s ago"
+    names = one_line(name), one_line(status.phase), one_line(weights)
+    return *names, f"{status.busy:.0%}", rate, seen
 
 
 def _behind(version: str, newest: str) -> str:
@@ -190,7 +190,7 @@ def _behind(version: str, newest: str) -> str:
 
 
 def _name(process: str) -> str:
-    """Return a process's name for a line with other figures, cut to 40 letters."""
+    """Return a process's name for a line with other figures, cut to 40 characters."""
     return one_line(short(process, 40))
 
 

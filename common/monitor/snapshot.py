@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from penstock.common.broker.connection import Connection, text
 from penstock.common.broker.keys import GROUP, Keys
-from penstock.common.broker.process_signs import server_time_ms
+from penstock.common.broker.process_status import server_time_ms
 from penstock.common.broker.run_view import RunView
 from penstock.common.errors import RunNotReady
 from penstock.common.wire.codec import decode

@@ -94,7 +94,7 @@ def format_audit(found: Audit, tickets: bool = True) -> str:
 
 
 def _join(lines: Iterable[str]) -> str:
-    """Return the lines joined by line ends. Inside a line, unprintable letters are escaped."""
+    """Return the lines joined by line ends. Inside a line, unprintable characters are escaped."""
     return "\n".join(map(one_line, lines))
 
 

@@ -25,7 +25,7 @@ def describe_waiting(connection: Connection, keys: Keys, lease_s: float) -> str:
 
     A server that takes no writes is named first: what is done cannot be handed on. The part on roles
     concerns only those on whose streams there are open tickets. A process counts as running if it asked
-    for work or renewed a lease within `lease_s` seconds. The text has at most 1000 letters; it is "no
+    for work or renewed a lease within `lease_s` seconds. The text has at most 1000 characters; it is "no
     ticket is open" without any. Each ticket is logged at debug level. Raise RunNotReady if the learner's
     functions are not on the server, WrongType for a key of another type, or another error of
     Connection.call. Example: "no rewarder is running, rewarder-host-71-0c31fa was last seen 29 s ago;

@@ -338,7 +338,7 @@ def _outcome(request: dict[str, Any]) -> bytes:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return "TYPE: TEXT (PLACE)" of `error`, without commands for terminals, of at most 500 letters.
+    """Return "TYPE: TEXT (PLACE)" of `error`, without commands for terminals, of at most 500 characters.
 
     PLACE is where in the user's code it was raised, see `_place_of`. The TEXT of a PermissionError
     about a file ends with this process's user id and the remedy. If the exception has no text because

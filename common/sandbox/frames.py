@@ -111,7 +111,7 @@ class FrameReader:
 
 
 def short(text: object) -> str:
-    """Return a text of foreign code, cut to 500 letters; then unprintable letters are escaped."""
+    """Return a text of foreign code, cut to 500 characters; then unprintable characters are escaped."""
     return printable(str(text)[:LONGEST_MISTAKE])
 
 

@@ -470,7 +470,7 @@ def outcome_of(outcome: Outcome, settings: SandboxSettings, timeout_s: float) ->
     """Return the value in the outcome of a call, a dict with exactly the key `value`; else a Mistake.
 
     The Mistake says that the call took over `timeout_s` seconds (None), has the text (str), describes
-    the exit status (int), or has the frame's `mistake`, cut to 500 letters. Any other frame gives one
+    the exit status (int), or has the frame's `mistake`, cut to 500 characters. Any other frame gives one
     too. `settings` have the memory limit and the setting's prefix, which an exit for lack of memory
     names.
     """

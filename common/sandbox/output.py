@@ -15,8 +15,8 @@ log = get_logger(__name__)
 class OutputLog:
     """Logs what the processes of one pool print, at most 60 lines a minute. Further lines are dropped.
 
-    A warning tells of dropped lines once per minute. Lines are cut to 300 letters, and unprintable
-    letters escaped.
+    A warning tells of dropped lines once per minute. Lines are cut to 300 characters, and unprintable
+    ones escaped.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class OutputLog:
     def add(self, data: bytes) -> None:
         """Log the lines of `data`, UTF-8 text, without outer spaces; empty lines are left out.
 
-        Each line is cut to 300 letters. Of `data` at most 18,000 bytes are read. After 60 lines in a
+        Each line is cut to 300 characters. Of `data` at most 18,000 bytes are read. After 60 lines in a
         minute, a warning is logged, and further lines are dropped until the minute is over. A line that
         is in two pieces of data is logged as two. Safe in several threads.
         """

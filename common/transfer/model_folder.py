@@ -267,11 +267,11 @@ class ModelFetcher:
         while (weights := self._view.weights()) is None or not (
             weights.url or weights.version.incarnation >= self._view.incarnation()
         ):
-            sign = self._view.learner()
-            if deadline.expired(progress=sign):
+            status = self._view.learner()
+            if deadline.expired(progress=status):
                 raise DeadlineExceeded(
                     f"no weights were announced, and no heartbeat came for {deadline.limit_s:g} s "
-                    f"(RUN_JOIN_TIMEOUT_S): {sign}; see what the learner does, or start it again"
+                    f"(RUN_JOIN_TIMEOUT_S): {status}; see what the learner does, or start it again"
                 )
             self._pause(_POLL_S)
         if not weights.url:

@@ -19,7 +19,7 @@ class AdapterSpec:
 
     def __post_init__(self) -> None:
         """Raise MalformedMessage for a rank that vLLM has not, 1 to 512, an alpha below 1, or a name of
-        over 200 letters."""
+        over 200 characters."""
         check_range("the rank of an adapter", self.rank, 1, MOST_ADAPTER_RANK)
         check_range("the alpha of an adapter", self.alpha, 1, LARGEST)
         check_names("layer", self.modules)

@@ -78,7 +78,7 @@ def pack(value: PlainData) -> bytes:
     """Return None, a truth value, number, text or bytes, or lists and maps of these, as msgpack.
 
     Tuples become lists. A lone surrogate in a text is replaced by its escape: "\\ud800" is then six
-    letters. Raise MalformedMessage for what msgpack has no form for, such as an integer over 64 bits.
+    characters. Raise MalformedMessage for what msgpack has no form for, such as an integer over 64 bits.
     """
     try:
         return pack_raw(value, "backslashreplace")

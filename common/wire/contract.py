@@ -106,10 +106,10 @@ class Contract:
     def __post_init__(self) -> None:
         """Raise MalformedMessage unless all of the following holds.
 
-        Reward names differ. Names and hashes have at most 200 letters, paths 4096, no NUL. A weight is
-        within 1e9 of 0, `groups_per_step`, `credit` and `largest_group` are 1 to 10^15 - 1,
-        `tokens_per_sequence` 0 to 2^32 - 2.
-        Options, schemas and variables are plain data: None, numbers, texts, lists and maps, for example.
+        Reward names differ. Names and hashes have at most 200 characters, paths 4096, no NUL. A weight
+        is within 1e9 of 0, `groups_per_step`, `credit` and `largest_group` are 1 to 10^15 - 1,
+        `tokens_per_sequence` 0 to 2^32 - 2. Options, schemas and variables are plain data: None,
+        numbers, texts, lists and maps, for example.
         """
         names = [reward.name for reward in self.rewards]
         check_names("reward", names)
@@ -129,8 +129,9 @@ class Contract:
     def _check_episodes(self) -> None:
         """Raise MalformedMessage for tools, environments, agent or template that no setting can have.
 
-        Names have at most 200 letters, paths 4096 and no NUL. `agent_sequences` is 1 to 64. The tools'
-        schemas and the template's variables are plain data: texts, numbers, lists and maps, for example.
+        Names have at most 200 characters, paths 4096 and no NUL. `agent_sequences` is 1 to 64. The
+        tools' schemas and the template's variables are plain data: texts, numbers, lists and maps, for
+        example.
         """
         for code in self.episodes.codes:
             check_names("tool, environment or agent", [code.name])

@@ -15,7 +15,7 @@ MOST_STOPS = 16
 """Most stop strings of a ticket."""
 
 LONGEST_STOP = 200
-"""Most letters of a stop string, or of a choice."""
+"""Most characters of a stop string, or of a choice."""
 
 LOWEST_PENALTY, HIGHEST_PENALTY = 0.1, 10.0
 """Bounds of repetition_penalty. 1 is no penalty."""
@@ -43,8 +43,8 @@ def check_generation(
 ) -> None:
     """Raise MalformedMessage for options of generation over the limits that protect an engine.
 
-    `stop` has at most 16 texts, `choice` 256, none empty or over 200 letters. `repetition_penalty` is
-    0.1 to 10. `regex` has at most 1000 letters, no NUL, and no `choice` beside it. The letters of the
+    `stop` has at most 16 texts, `choice` 256, none empty or over 200 characters. `repetition_penalty` is
+    0.1 to 10. `regex` has at most 1000 characters, no NUL, and no `choice` beside it. The letters of the
     regex times all counts in its braces are at most 100,000 ("a{9}": 36).
     """
     check_range("repetition_penalty", repetition_penalty, LOWEST_PENALTY, HIGHEST_PENALTY)

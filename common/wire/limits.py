@@ -28,10 +28,10 @@ LOWEST_LOGPROB = -104.0
 """Lowest log-probability of a sampled token. The smallest positive float32 is exp(-103.3)."""
 
 LONGEST_NAME = 200
-"""Most letters of a name: of a column, a reward, a metric, a process, or a hash."""
+"""Most characters of a name: of a column, a reward, a metric, a process, or a hash."""
 
 LONGEST_PATH = 4096
-"""Most letters of the path of a file or folder."""
+"""Most characters of the path of a file or folder."""
 
 MOST_NAMES = 1024
 """Most columns, rewards or metrics of one message."""
@@ -49,7 +49,7 @@ _HIGHEST_METRIC = 1e100  # a mean over a step's groups stays finite
 def require(condition: bool, message: str, *found: object) -> None:
     """Raise MalformedMessage unless `condition` holds.
 
-    The error's text is `message` and then each value in `found`, cut to 60 letters, joined by spaces.
+    The error's text is `message` and then each value in `found`, cut to 60 characters, joined by spaces.
     """
     if not condition:
         raise MalformedMessage(" ".join((message, *map(brief, found))))
@@ -76,7 +76,7 @@ def check_array(name: str, array: "np.ndarray", dtype: str) -> None:
 
 
 def check_names(kind: str, names: Collection[str]) -> None:
-    """Raise MalformedMessage for over 1024 names, one of over 200 letters, or one with a lone surrogate.
+    """Raise MalformedMessage for over 1024 names, one over 200 characters, or one with a lone surrogate.
 
     `kind` is what the error calls a thing with such a name, for example "column". Empty `names` pass.
     """
@@ -86,22 +86,22 @@ def check_names(kind: str, names: Collection[str]) -> None:
     for name in names:
         if len(name) > LONGEST_NAME or not is_encodable(name):
             expected = f"expected at most {LONGEST_NAME}, no lone surrogate: {_CORRECT} name"
-            raise MalformedMessage(f"{kind} {brief(name)} has {len(name)} letters, {expected}")
+            raise MalformedMessage(f"{kind} {brief(name)} has {len(name)} characters, {expected}")
 
 
 def check_texts(texts: Sequence[str], longest: int = LARGEST_INT32) -> None:
-    """Raise MalformedMessage for a text of more than `longest` letters, or one with a lone surrogate.
+    """Raise MalformedMessage for a text of more than `longest` characters, or one with a lone surrogate.
 
     A lone surrogate is half of a character, such as "\\ud800". UTF-8 cannot encode it.
     """
     for text in texts:
         if len(text) > longest or not is_encodable(text):
             whole = f"expected at most {longest}, no lone surrogate: {_CORRECT} text"
-            raise MalformedMessage(f"a text has {len(text)} letters, {brief(text)}; {whole}")
+            raise MalformedMessage(f"a text has {len(text)} characters, {brief(text)}; {whole}")
 
 
 def check_paths(paths: Sequence[str]) -> None:
-    """Raise MalformedMessage for a path that no file can have: one with NUL, or over 4096 letters."""
+    """Raise MalformedMessage for a path that no file can have: one with NUL, or over 4096 characters."""
     check_texts(paths, LONGEST_PATH)
     require(not any("\0" in path for path in paths), "a path has the letter NUL:", list(paths))
 
@@ -132,8 +132,8 @@ def check_numbers(kind: str, values: Collection[float | None], highest: float) -
 def check_rewards(rewards: Mapping[str, Sequence[float | None]], size: int) -> None:
     """Raise MalformedMessage unless each reward has `size` values, each None or within 1e9 of 0.
 
-    `rewards` has by name a value per completion. Over 1024 names, or one of over 200 letters or with a
-    lone surrogate, are refused too.
+    `rewards` has by name a value per completion. Over 1024 names, or one of over 200 characters or with
+    a lone surrogate, are refused too.
     """
     check_names("reward", rewards)
     for name, values in rewards.items():
@@ -145,8 +145,8 @@ def check_rewards(rewards: Mapping[str, Sequence[float | None]], size: int) -> N
 def check_metrics(metrics: Mapping[str, float]) -> None:
     """Raise MalformedMessage for a metric that is NaN or not within 1e100 of 0.
 
-    `metrics` has values by name. Over 1024 names, or one of over 200 letters or with a lone surrogate,
-    are refused too.
+    `metrics` has values by name. Over 1024 names, or one of over 200 characters or with a lone
+    surrogate, are refused too.
     """
     check_names("metric", metrics)
     for name, value in metrics.items():

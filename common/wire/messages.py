@@ -114,8 +114,9 @@ class Sampling:
 
         `temperature` is 0 or 0.01 to 100, `top_p` above 0 and at most 1, `min_p` 0 to 1. `top_k` and
         `seed` are 0 to 2^31 - 1, `max_tokens` 1 to 2^31 - 1, `repetition_penalty` 0.1 to 10. `stop` has
-        at most 16 texts, `choice` 256, none empty or over 200 letters. `regex` has at most 1000 letters,
-        no NUL, no `choice` beside it, and its letters times its counts in braces are at most 100,000.
+        at most 16 texts, `choice` 256, none empty or over 200 characters. `regex` has at most 1000
+        characters, no NUL, no `choice` beside it, and its letters times its counts in braces are at most
+        100,000.
         """
         if self.temperature != 0.0:  # 0: greedy
             check_range("temperature", self.temperature, LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE)
@@ -152,7 +153,7 @@ class Ticket:
         `id` has the form of a TicketId, and `purpose` is its purpose. `prompt_ids` (int32, one
         dimension) has a token id, none negative. `num_generations` is 1 to 65,536, `min_step` 0 to the
         step of `version`. `columns` are at most 1024 columns of plain data. Their names and `contract`
-        have at most 200 letters.
+        have at most 200 characters.
         """
         found = TicketId(self.id).purpose
         wrong = f"ticket {self.id} says purpose {brief(self.purpose)}, expected {found}; {_RELEASE}"
@@ -279,7 +280,7 @@ class Rollout:
         """Raise MalformedMessage unless `spans` cover the tokens where `mask` is True, and no others.
 
         Each span has at least one token and begins at or after the end of the span before it. The name
-        of its actor has at most 200 letters, and no lone surrogate.
+        of its actor has at most 200 characters, and no lone surrogate.
         """
         covered = np.zeros(len(self.mask), dtype=bool)
         edge = 0
@@ -312,8 +313,8 @@ class Group:
     def __post_init__(self) -> None:
         """Raise MalformedMessage if the number of rollouts is not the ticket's `num_generations`.
 
-        Raise it too if one has the finish reason "cut", and for an `actor` of over 200 letters, or with
-        a lone surrogate.
+        Raise it too if one has the finish reason "cut", and for an `actor` of over 200 characters, or
+        with a lone surrogate.
         """
         check_names("actor", [self.actor])
         found = f"{self.ticket.id}: actor {brief(self.actor)} sent {len(self.rollouts)} rollouts"
@@ -407,8 +408,9 @@ class ScoredGroup:
 class Verdict:
     """The end of a ticket that brings no group, with the figures that metrics count.
 
-    `prompt` and `completion` are the first letters of the question and of the first completion that has
-    a reward. Raise MalformedMessage for another state, rewards of different sizes, or infinite numbers.
+    `prompt` and `completion` are the first characters of the question and of the first completion that
+    has a reward. Raise MalformedMessage for another state, rewards of different sizes, or infinite
+    numbers.
     """
 
     ticket_id: TicketId
@@ -423,9 +425,9 @@ class Verdict:
     def __post_init__(self) -> None:
         """Raise MalformedMessage unless all of the following holds.
 
-        `state` is "filtered" or "dead". `reason` has 1 to 2000 letters, `prompt` and `completion` up to
-        2000. Rewards have equally many values, 1 to 65,536, each None or within 1e9 of 0. `lengths` is
-        empty or has as many (any without rewards), each 1 to 2^31 - 1. A metric is within 1e100 of 0.
+        `state` is "filtered" or "dead". `reason` has 1 to 2000 characters, `prompt` and `completion` up
+        to 2000. Rewards have equally many values, 1 to 65,536, each None or within 1e9 of 0. `lengths`
+        is empty or has as many (any without rewards), each 1 to 2^31 - 1. A metric is within 1e100 of 0.
         """
         place = f"the verdict of {TicketId(self.ticket_id)}"
         wrong = f"{place} is {brief(self.state)}, expected filtered or dead and a reason; {_RELEASE}"
@@ -483,7 +485,7 @@ class Delta:
     size: int
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a hash of over 200 letters, a size below 1 or of 10^15 and more."""
+        """Raise MalformedMessage for a hash over 200 characters, a size below 1 or from 10^15 on."""
         check_names("hash", [self.parent, self.hash])
         check_range("the size of a delta", self.size, 1, LARGEST)
 
@@ -502,7 +504,7 @@ class WeightsFile:
     hash: str
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage for a name or hash of over 200 letters, a size not 0 to 10^15 - 1."""
+        """Raise MalformedMessage for a name or hash over 200 characters, a size not 0 to 10^15 - 1."""
         check_names("hash or name", [self.hash, self.name])
         check_range("the size of a file", self.size, 0, LARGEST)
 
@@ -563,7 +565,7 @@ class Weights:
         return tuple(one for one in self.files if one.name != INDEX_FILE)
 
     def __post_init__(self) -> None:
-        """Raise MalformedMessage if a hash or `token` is over 200 letters, `path` or `url` over 4096.
+        """Raise MalformedMessage if a hash or `token` is over 200 characters, `path` or `url` over 4096.
 
         A lone surrogate in one of the texts is refused too, a size below 0 or of 10^15 and more, and
         more than 1024 probes or 16,384 tokens in them, more than 16 deltas, and wrong `shards`.

@@ -90,7 +90,7 @@ def is_encodable(text: str) -> bool:
 
 
 def brief(value: object) -> str:
-    """Return the repr of a value of unknown origin, for errors, cut to at most 60 letters.
+    """Return the repr of a value of unknown origin, for errors, cut to at most 60 characters.
 
     A cut text ends in "..."; long lists, maps and texts are cut inside too. An integer of over 4300
     digits gives "a value of type int".

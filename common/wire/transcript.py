@@ -43,8 +43,8 @@ class Transcript:
         """Raise MalformedMessage unless all of the following holds.
 
         `messages` are plain data. `turns` and `tool_calls` are 0 to 2^31 - 1, `tool_failures` 0 to
-        `tool_calls`. `reward` is None or within 1e9 of 0. `failure` has at most 2000 letters. `metrics`
-        has at most 1024 numbers within 1e100 of 0, with names of up to 200 letters.
+        `tool_calls`. `reward` is None or within 1e9 of 0. `failure` has at most 2000 characters.
+        `metrics` has at most 1024 numbers within 1e100 of 0, with names of up to 200 characters.
         """
         check_plain("messages of a transcript", {"messages": list(self.messages)})
         for name in ("turns", "tool_calls"):

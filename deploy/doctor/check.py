@@ -210,7 +210,7 @@ def _row_lines(row: dict[str, Any], seen: dict[str, Any]) -> list[str]:
 
     `row` is the learner's object about the row, `seen` the rewarder's. The gold answer, and how it is
     read or why it cannot be, is left out if the row has none or no reward reads it. Of the prompt the
-    first, of the gold answer the last 2000 letters are shown, of a column 200.
+    first, of the gold answer the last 2000 characters are shown, of a column 200.
     """
     lines = [f"{row['where']}: prompt of {row['tokens']} tokens", f"  {row['prompt'][:SHOWN]}"]
     if "solution" in row["columns"] and (seen["read"] or seen["why"]):

@@ -21,7 +21,7 @@ class Interpreter:
             code: The code. Print what you want to see.
 
         Returns:
-            The printed text, then any error as "Class: text", cut to 2000 letters; or
+            The printed text, then any error as "Class: text", cut to 2000 characters; or
             "Nothing was printed."
         """
         printed = io.StringIO()

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from penstock.common.text import printable
 
 LONGEST_CELL = 300
-"""Most letters of a value in a table."""
+"""Most characters of a value in a table."""
 
 
 class Html(str):
     """A text that is HTML already. Only this package makes one, never from parts of a run's files."""
 
 
-def text_of(value: object, letters: int) -> Html:
-    """Return str(value) as HTML text: cut to `letters`, markup and unprintable letters escaped.
+def text_of(value: object, length: int) -> Html:
+    """Return str(value) as HTML text: cut to `length` characters, markup and unprintable ones escaped.
 
     Line ends stay. "... (4 more)" follows a cut text.
     Example:
@@ -22,8 +22,8 @@ def text_of(value: object, letters: int) -> Html:
         '&lt;b&gt;\\\\x1b[2J'
     """
     whole = str(value)
-    more = f" ... ({len(whole) - letters} more)" if len(whole) > letters else ""
-    return Html(html.escape(printable(whole[:letters]) + more))
+    more = f" ... ({len(whole) - length} more)" if len(whole) > length else ""
+    return Html(html.escape(printable(whole[:length]) + more))
 
 
 def element(name: str, *content: object, **attributes: str) -> Html:

@@ -9,7 +9,7 @@ from penstock.deploy.report.run_data import RunData
 from penstock.deploy.samples import heading
 
 LONGEST_TEXT = 2000
-"""Most letters of a prompt or a completion that are shown."""
+"""Most characters of a prompt or a completion that are shown."""
 
 
 def samples_part(runs: Sequence[RunData]) -> list[Html]:

@@ -24,7 +24,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.process_signs import LearnerProgress
+from penstock.common.broker.process_status import LearnerProgress
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.scale import Scale
 from penstock.common.errors import ConfigError, NotPermitted, RunNotReady, ServerUnavailable
@@ -230,14 +230,14 @@ class Autoscale(QueueCommand):
         """Ask for another number of actors if it is time to. Raise as `ask`."""
         scale = Scale(connection, Keys(self.run.name))
         name = scale.choose(self.host, ACTOR)
-        if (sign := scale.running().get(name)) is None:
+        if (status := scale.running().get(name)) is None:
             return  # it has left since
-        actors = sign.processes.get(ACTOR, 0)
+        actors = status.processes.get(ACTOR, 0)
         running = now.running(ACTOR).values()
-        others = sum(one.host != sign.host for one in running)
+        others = sum(one.host != status.host for one in running)
         wanted = measuring.look(actors, [one.rate for one in running], progress, others)
-        if wanted not in (None, actors, scale.wishes(name).get(ACTOR)):
+        if wanted not in (None, actors, scale.requests(name).get(ACTOR)):
             share = progress.wait_s / max(progress.step_s, progress.wait_s, 1e-9)
-            scale.wish(name, ACTOR, wanted)
+            scale.request(name, ACTOR, wanted)
             change = f"{name}: {actors} -> {wanted} actors, as the learner waits {share:.0%}."
             print(one_line(change), flush=True)

@@ -22,7 +22,7 @@ _EVERY_S, _JOIN_S = 1.0, 5.0
 
 
 class ScaleLink:
-    """A thread that carries the wishes for the run named `run` to `supervisor`. A context.
+    """A thread that carries the requests for the run named `run` to `supervisor`. A context.
 
     `connect` connects to the run's queue server, and waits for it at most until the event is set. It may
     raise ConfigError before there is one. `guest`: the learner is elsewhere. What keeps the thread from
@@ -57,7 +57,7 @@ class ScaleLink:
         self._thread.join(_JOIN_S)
 
     def _work(self) -> None:
-        """Look every second until the context ends, then remove the sign."""
+        """Look every second until the context ends, then remove the status."""
         while not self._ended.is_set():
             try:
                 self._look()
@@ -67,12 +67,12 @@ class ScaleLink:
                 self._say(error)
             self._ended.wait(_EVERY_S)
         if self._connection is not None:
-            with contextlib.suppress(PenstockError):  # the sign is old in a few seconds
+            with contextlib.suppress(PenstockError):  # the status is old in a few seconds
                 Scale(self._connection, self._keys).leave(self.name)
             self._connection.close()
 
     def _look(self) -> None:
-        """Read wishes and the run's end, and write the sign. Raise Connection.execute's errors."""
+        """Read requests and the run's end, and write the status. Raise Connection.execute's errors."""
         if self._connection is None or self._view is None:
             self._connection = self._connect(self._ended)
             self._view = RunView(self._connection, self._keys)
@@ -84,9 +84,9 @@ class ScaleLink:
             if self._saw_end:
                 self._supervisor.leave()
         scale = Scale(self._connection, self._keys)
-        for role, count in scale.wishes(self.name).items():
+        for role, count in scale.requests(self.name).items():
             self._supervisor.ask(role, count)
-        scale.tell(self.name, socket.gethostname(), self._supervisor.counts())
+        scale.write_status(self.name, socket.gethostname(), self._supervisor.counts())
 
     def _forget(self, error: PenstockError) -> None:
         """Close the connection: the next server may be at another address. A refusal is reported."""

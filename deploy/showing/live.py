@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from penstock.common.config.command import escape_missing_letters
+from penstock.common.config.command import escape_missing_characters
 from penstock.common.monitor.limit import Cause, Fault
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.screen import duration, render
@@ -145,7 +145,7 @@ class LiveScreen(Show):
     def __init__(self, watch: RunWatch, console: Console | None = None) -> None:
         super().__init__(watch)
         self._console = console or Console(file=sys.stdout)
-        escape_missing_letters(self._console.file)
+        escape_missing_characters(self._console.file)
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
     def __call__(self, report: Report) -> None:

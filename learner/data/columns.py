@@ -269,7 +269,7 @@ def plain(value: object, levels: int = DEEPEST + 1) -> object:
 def check_columns(columns: Mapping[str, object], where: str) -> None:
     """Raise DataError, which begins with `where`, for columns that no ticket can hold.
 
-    These are over 1024 columns; a name of over 200 letters, or with half a character; and values that
+    These are over 1024 columns; a name of over 200 characters, or with half a character; and values that
     nest over 32 levels, have keys that are no texts, integers over 64 bits, half a character in a text,
     or other types than None, bool, int, float, str, bytes, list, tuple and dict.
     """

@@ -149,7 +149,7 @@ def make_hub(settings: LearnerSettings, aside: Path) -> Hub | None:
 
 
 def _told(error: Exception) -> str:
-    """Return an error's class and text, cut to 200 letters, with passwords and HF_TOKEN as `***`."""
+    """Return an error's class and text, cut to 200 characters, with passwords and HF_TOKEN as `***`."""
     text = hide_passwords(f"{type(error).__name__}: {error}")
     token = os.environ.get("HF_TOKEN")
     return short(text.replace(token, "***") if token else text)

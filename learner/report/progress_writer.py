@@ -6,20 +6,20 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.common.broker.process_signs import (
+from penstock.common.broker.process_status import (
     LEARNER,
     LearnerProgress,
     read_progress,
     read_workers,
     server_time_ms,
-    write_sign,
+    write_status,
 )
 from penstock.common.errors import CommandRefused, MalformedMessage, NotPermitted, RunNotReady, WrongType
 from penstock.common.log import get_logger
 from penstock.learner.streams.learner_queue import LearnerQueue
 
 _SHOWN_STEPS, _MEAN_STEPS = 60, 5
-_FORGOTTEN_MS = 600_000  # a worker's sign is deleted when it was not renewed for so long
+_FORGOTTEN_MS = 600_000  # a worker's status is deleted when it was not renewed for so long
 _CLEAN_MS = 60_000
 
 log = get_logger(__name__)
@@ -74,13 +74,13 @@ class ProgressWriter:
         self._evaluations = dict(sorted(self._evaluations.items())[-_SHOWN_STEPS:])
         try:
             now_ms = server_time_ms(self._connection)
-            sign = LearnerProgress(
+            status = LearnerProgress(
                 now_ms, self._step, self._steps, tuple(self._rewards), tuple(self._evaluations),
                 tuple(self._evaluations.values()), self._mean("sample/staleness_mean"),
                 self._step_s(), sum(self._waits) / max(1, len(self._waits)),
                 self._mean("perf/tokens_per_s"), self._trained, self._asked,
             )  # fmt: skip
-            write_sign(self._connection, self._key, LEARNER, sign)
+            write_status(self._connection, self._key, LEARNER, status)
             self._clean(now_ms)
         except (
             CommandRefused, MalformedMessage, NotPermitted, RunNotReady, WrongType

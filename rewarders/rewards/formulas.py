@@ -47,8 +47,8 @@ def expression(text: str) -> Any:
     """Return the sympy expression that math_verify reads in a text that `spell` returned.
 
     Return None if math_verify reads nothing or would drop a part, for a name that may be Python text,
-    and for what takes its parser minutes: over 1000 letters, braces not closed, over 40 brackets open at
-    once, or 40 signs in a row. Raise ZeroDivisionError if the value divides by zero, MemoryError or
+    and for what takes its parser minutes: over 1000 characters, braces not closed, over 40 brackets open
+    at once, or 40 signs in a row. Raise ZeroDivisionError if the value divides by zero, MemoryError or
     RecursionError, as sympy does.
     """
     if len(text) > _LONGEST or _MISREAD.search(text) or not _is_nested(text):

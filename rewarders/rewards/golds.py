@@ -37,7 +37,7 @@ def describe_golds(golds: Sequence[Any], as_text: bool) -> list[tuple[str | None
 def _describe_text(gold: Any) -> tuple[str | None, str]:
     """Return ("text 72", ""), where 72 is the text that `correctness` compares; or (None, "empty").
 
-    The text is what follows the last #### in str(gold), stripped and cut to 200 letters.
+    The text is what follows the last #### in str(gold), stripped and cut to 200 characters.
     """
     text = after_marker(str(gold)).strip()
     return (short(f"text {text}"), "") if text else (None, "empty")

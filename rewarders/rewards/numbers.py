@@ -33,8 +33,8 @@ def read_number(text: str) -> tuple[Fraction, Fraction] | None:
     """Return the number that a text is, and the unit behind it: 1/100 for %, 1000 for k, else 1.
 
     The number is not multiplied by the unit. Return None for a text that is not one number, or is over
-    100 letters long. Raise ZeroDivisionError for a fraction over 0. Example: "-1 1/2" gives -3/2 and 1,
-    "3 million" gives 3000000 and 1.
+    100 characters long. Raise ZeroDivisionError for a fraction over 0. Example: "-1 1/2" gives -3/2 and
+    1, "3 million" gives 3000000 and 1.
     """
     if len(text) > _LONGEST:
         return None

@@ -173,5 +173,5 @@ def has_phrase(text: str) -> bool:
 
 
 def is_prose(text: str) -> bool:
-    """Return whether a text has two words, and more than one sentence or line or over 200 letters."""
+    """Return whether a text has two words, and more than one sentence or line or over 200 characters."""
     return has_sentence(text) and (len(text) > 200 or bool(_SENTENCES.search(text.strip())))

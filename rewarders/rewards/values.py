@@ -154,9 +154,9 @@ def divides_by_zero(text: str) -> bool:
 def _read_alone(text: str) -> Value | None:
     """Return the value of a text that is an answer and nothing else; None if it cannot be read.
 
-    A leading "the answer is" is left out. Over 2,000 letters, or 40 brackets open at once, are compared
-    as they are. Raise ZeroDivisionError for a division by zero, ValueError or OverflowError for a number
-    out of range, MemoryError or RecursionError, as sympy does.
+    A leading "the answer is" is left out. Over 2,000 characters, or 40 brackets open at once, are
+    compared as they are. Raise ZeroDivisionError for a division by zero, ValueError or OverflowError for
+    a number out of range, MemoryError or RecursionError, as sympy does.
     """
     if len(text) > _LONGEST or not is_shallow(text):
         return Value(text.strip()) if text.strip() else None

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.common.broker.process_signs import LearnerProgress, WorkerSign
-from penstock.common.broker.run_view import LearnerSign
+from penstock.common.broker.process_status import LearnerProgress, WorkerStatus
+from penstock.common.broker.run_view import LearnerStatus
 from penstock.common.log import is_coloured
 from penstock.common.monitor.limit import Fault, LimitWatch, gain_of_one_more
 from penstock.common.monitor.overview import Overview
@@ -23,10 +23,10 @@ from tests.common.test_terminals import EVERYTHING
 NOW = 1_000_000_000_000
 
 
-def worker(role: str = "actor", age_ms: int = 500, busy: float = 0.98, **other: Any) -> WorkerSign:
+def worker(role: str = "actor", age_ms: int = 500, busy: float = 0.98, **other: Any) -> WorkerStatus:
     """A process that was last seen `age_ms` ago."""
     phase = "generating" if role == "actor" else "scoring"
-    return WorkerSign(role, "host", NOW - age_ms, "1.37", phase, busy, 5321.0, **other)  # type: ignore[arg-type]
+    return WorkerStatus(role, "host", NOW - age_ms, "1.37", phase, busy, 5321.0, **other)  # type: ignore[arg-type]
 
 
 PROGRESS = LearnerProgress(
@@ -47,7 +47,7 @@ def streams(**depths: tuple[int, int]) -> dict[str, StreamStatus]:
 
 RUNNING = Overview(
     run="demo", server="unix:///queue.sock", state="running", now_ms=NOW,
-    learner=LearnerSign("process 4711 on vm", 1, "1", "waiting for groups"), heartbeat_s=0.4,
+    learner=LearnerStatus("process 4711 on vm", 1, "1", "waiting for groups"), heartbeat_s=0.4,
     version="1.37", progress=PROGRESS,
     workers={"actor-1": worker(), "rewarder-1": worker("rewarder", busy=0.3)},
     streams=streams(tickets=(120, 64)), totals={"issued": 3000, "trained": 2368, "filtered": 0},
@@ -243,8 +243,8 @@ def test_a_small_terminal_shows_the_sentence(columns: int, lines: int) -> None:
 
 def test_a_process_with_older_weights_says_how_old() -> None:
     versions = {"new": "1.37", "old": "1.34", "ahead": "1.38", "strange": "x", "none": ""}
-    signs = {name: replace(worker(), version=version) for name, version in versions.items()}
-    now = replace(RUNNING, workers=signs)
+    statuses = {name: replace(worker(), version=version) for name, version in versions.items()}
+    now = replace(RUNNING, workers=statuses)
     found = {name: process_row(now, name)[2] for name in versions}
     assert found == versions | {"old": "1.34 (-3)"}
 

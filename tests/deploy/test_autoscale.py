@@ -17,7 +17,12 @@ import pytest
 from penstock.common.broker.connection import Connection
 from penstock.common.broker.keys import Keys
 from penstock.common.broker.local_server import LocalServer
-from penstock.common.broker.process_signs import LearnerProgress, WorkerSign, server_time_ms, write_sign
+from penstock.common.broker.process_status import (
+    LearnerProgress,
+    WorkerStatus,
+    server_time_ms,
+    write_status,
+)
 from penstock.common.broker.scale import Scale
 from penstock.common.config.command import build, execute_command
 from penstock.common.errors import ConfigError, RunNotReady
@@ -221,7 +226,7 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
     Run(connection, keys).learner.beat(600.0, "busy")
     connection.execute("SET", keys.state, "ended")
     scale, name = Scale(connection, keys), "one-1\x1b[2J"
-    scale.tell(name, "one", {"actor": 1})
+    scale.write_status(name, "one", {"actor": 1})
     looked, look = threading.Event(), Measuring.look
     signals = iter([looked.set])  # after the first look alone
 
@@ -232,19 +237,19 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
     monkeypatch.setattr(Measuring, "look", look_and_tell)
 
     def play() -> None:
-        """The learner's steps, of which it waits 70%, until the wish, then the end."""
+        """The learner's steps, of which it waits 70%, until the request, then the end."""
         for step in range(100_000):
             now = server_time_ms(connection)
-            write_sign(
-                connection, keys.processes, "a", WorkerSign("actor", "one", now, "", "", 1.0, 9.0)
+            write_status(
+                connection, keys.processes, "a", WorkerStatus("actor", "one", now, "", "", 1.0, 9.0)
             )
-            write_sign(connection, keys.processes, "learner", progress(step, 0.7))
+            write_status(connection, keys.processes, "learner", progress(step, 0.7))
             if looked.is_set():
                 scale.leave(name)
                 time.sleep(0.2)
                 looked.clear()
-            scale.tell(name, "one", {"actor": 1})
-            if scale.wishes(name):
+            scale.write_status(name, "one", {"actor": 1})
+            if scale.requests(name):
                 break
         connection.execute("HSET", keys.fence, "lease", 0)
 
@@ -252,7 +257,7 @@ def test_the_command_asks_the_penstock_up_of_the_run_until_its_end(
     playing.start()
     assert execute_command(Penstock, "penstock", ["autoscale", "--max", "8"]) == 0
     playing.join()
-    assert scale.wishes(name) == {"actor": 3}
+    assert scale.requests(name) == {"actor": 3}
     said = "one-1\\x1b[2J: 1 -> 3 actors, as the learner waits 70%.\n"
     assert capsys.readouterr().out == said, "without a terminal's commands"
 
@@ -267,8 +272,8 @@ def test_it_ends_without_the_right_to_ask(
     monkeypatch.setenv("REDIS_URL_FILE", str(tmp_path / "users" / "reader.url"))
     monkeypatch.setenv("RUN_NAME", run_name)
     Run(acl_users.learner, keys)
-    Scale(acl_users.learner, keys).tell("one-1", "one", {"actor": 1})
-    write_sign(acl_users.learner, keys.processes, "learner", progress(1, 0.7))
+    Scale(acl_users.learner, keys).write_status("one-1", "one", {"actor": 1})
+    write_status(acl_users.learner, keys.processes, "learner", progress(1, 0.7))
     assert execute_command(Penstock, "penstock", ["autoscale", "--max", "8"]) == 78
     assert "->" not in capsys.readouterr().out
 

@@ -556,7 +556,7 @@ def test_what_was_asked_of_a_penstock_up_is_not_for_the_next_of_its_host_and_pro
         link = ScaleLink(watched, lambda _: connection, run_name, lambda _: None)
         link._look()
         assert asked == []
-        scale.wish(link.name, "actor", 0)
+        scale.request(link.name, "actor", 0)
 
 
 def test_up_runs_some_roles_for_a_run_elsewhere_until_that_ends(
@@ -571,9 +571,9 @@ def test_up_runs_some_roles_for_a_run_elsewhere_until_that_ends(
     try:
         wait_until((tmp_path / "runs" / run_name / "logs").exists, "a start")
         file.write_text(queue_server.url)  # the learner's job began again on another node
-        (sign,) = wait_until(lambda: list(scale.running().values()), "the sign")
-        assert sign.processes == {"actor": 2, "rewarder": 1}
-        scale.wish(scale.choose("", "actor"), "actor", 1)
+        (status,) = wait_until(lambda: list(scale.running().values()), "the status")
+        assert status.processes == {"actor": 2, "rewarder": 1}
+        scale.request(scale.choose("", "actor"), "actor", 1)
         wait_until(lambda: next(iter(scale.running().values())).processes["actor"] == 1, "one actor")
         again, _ = up(tmp_path, "--only", "actor", **variables).communicate(timeout=120)
         assert "RunTaken: another `penstock up --only actor` holds the run's folder" in again

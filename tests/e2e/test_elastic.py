@@ -54,10 +54,10 @@ class Fleet:
         wait_until(folder.server_url.is_file, "the queue server's address")
         self.connection = Connection(started_server(folder), 60, 60)
         self.scale = Scale(self.connection, Keys("e2e"))
-        wait_until(self.scale.running, "the sign of `penstock up`")
+        wait_until(self.scale.running, "the status of `penstock up`")
 
     def ask(self, actors: int) -> None:
-        self.scale.wish(self.scale.choose("", "actor"), "actor", actors)
+        self.scale.request(self.scale.choose("", "actor"), "actor", actors)
 
     def joined(self) -> int:
         """How many actors work for the run; 0 before the run."""

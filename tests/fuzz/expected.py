@@ -38,7 +38,7 @@ def require(holds: object, text: str) -> None:
 def check_text(text: object, longest: int = LONGEST_TEXT) -> None:
     """Raise Wrong for a reason or an error that is not a short text."""
     require(isinstance(text, str), f"a reason that is no text: {text!r:.100}")
-    require(len(str(text)) <= longest, f"a text of {len(str(text))} letters: {str(text)[:100]!r}")
+    require(len(str(text)) <= longest, f"a text of {len(str(text))} characters: {str(text)[:100]!r}")
 
 
 def same(one: Any, other: Any) -> bool:

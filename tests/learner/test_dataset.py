@@ -204,7 +204,7 @@ def nested(levels):
         ("q.jsonl", f'{ROW[:-1]}, "a": {nested(33)}}}', "row 1: column a: .*nested deeper than 32"),
         ("q.jsonl", f'{ROW[:-1]}, "a": {2**70}}}', "line 1: .*a: an integer of 71 bits"),
         ("q.jsonl", f'{ROW[:-1]}, "a": {"9" * 5000}}}', "line 1: not readable as JSON"),
-        ("q.jsonl", f'{ROW[:-1]}, "{"a" * 201}": 1}}', "row 1: column 'aaa.* has 201 letters"),
+        ("q.jsonl", f'{ROW[:-1]}, "{"a" * 201}": 1}}', "row 1: column 'aaa.* has 201 characters"),
         ("q.jsonl", f'"{"a" * 100_000}"', "line 1: expected an object"),
         ("q.jsonl", f"{ROW}\n{'a' * 100_000}", "line 2: not readable"),
         ("q.jsonl", f'{ROW}\n{{"{"a" * 100_000}": 1}}', "line 2: has aaa.*none of the columns before"),

@@ -202,7 +202,7 @@ class Column:
             if name in MUST_ANSWER:
                 yield f"the attack failed by itself: {error}"
             if len(str(error)) > 1000 or not str(error).isprintable():
-                yield f"an error of {len(str(error))} letters: {str(error)[:80]!r}"
+                yield f"an error of {len(str(error))} characters: {str(error)[:80]!r}"
             return
         except Exception as error:  # would end the rewarder
             yield f"the rewarder got {type(error).__name__}: {str(error)[:200]}"

@@ -104,7 +104,7 @@ def test_the_place_survives_letters_that_are_escaped(pool, tmp_path):
     assert len(said) < 1500
 
 
-REASON = "reward own: ValueError: no {!r} in {} letters (own.py, line {}, in own: `int(text)`)"
+REASON = "reward own: ValueError: no {!r} in {} characters (own.py, line {}, in own: `int(text)`)"
 
 
 @pytest.mark.parametrize(

@@ -404,7 +404,7 @@ def test_what_a_reward_starts_may_be_ended_politely(pool: ScoringPool, tmp_path:
             "for n in range(2000): log_metric(str(n), 1.0)",
             "2000 names for a group; expected at most 1024",
         ),
-        ("log_metric('x' * 201, 1.0)", "a name of 201 letters"),
+        ("log_metric('x' * 201, 1.0)", "a name of 201 characters"),
         ("log_metric('x', 1e31)", "expected a finite number within 1e\\+30"),
         ("log_extra('x', [eval('[' * 40 + ']' * 40)])", "deeper than 32"),
     ],

@@ -23,18 +23,18 @@ _MOST_FIELDS, _LONGEST_FIELD, _LONGEST_VALUE = 2000, 200, 8000
 LATEST_MS = 2**53
 _FASTEST, _LARGEST, _ROUNDING = 1e12, 1e100, 1e-6
 
-Sign = TypeVar("Sign")
+Status = TypeVar("Status")
 
 LEARNER = "learner"
 """The field of the learner's progress."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSign:
+class WorkerStatus:
     """An actor or a rewarder, at the server's time `at_ms`, in ms since 1970.
 
     `version` is that of an actor's weights, "" before any and for a rewarder. `phase` is one of PHASES
-    in costs.py. Since the sign before, `busy` is an actor's share of time outside of waits for work or
+    in costs.py. Since the status before, `busy` is an actor's share of time outside of waits for work or
     a rewarder's mean share of scoring processes that work, 0 to 1, and `rate` an actor's tokens or a
     rewarder's groups per second.
     """
@@ -50,7 +50,9 @@ class WorkerSign:
     def __post_init__(self) -> None:
         """Raise MalformedMessage for long texts, or numbers that no process writes."""
         for text_found in (self.host, self.version, self.phase):
-            require(len(text_found) <= LONGEST_NAME, "a sign: expected a short text, found", text_found)
+            require(
+                len(text_found) <= LONGEST_NAME, "a status: expected a short text, found", text_found
+            )
         check_range("at_ms", self.at_ms, 0, LATEST_MS)
         check_range("busy", self.busy, -_ROUNDING, 1 + _ROUNDING)
         check_range("rate", self.rate, 0, _FASTEST)
@@ -99,9 +101,11 @@ def server_time_ms(connection: Connection) -> int:
     return int(seconds) * 1000 + int(microseconds) // 1000
 
 
-def write_sign(connection: Connection, key: str, name: str, sign: WorkerSign | LearnerProgress) -> None:
+def write_status(
+    connection: Connection, key: str, name: str, status: WorkerStatus | LearnerProgress
+) -> None:
     """Replace the process `name` in the hash `key`. Raise Connection.execute's errors."""
-    connection.execute("HSET", key, name, encode(sign))
+    connection.execute("HSET", key, name, encode(status))
 
 
 def read_progress(connection: Connection, key: str) -> LearnerProgress | None:
@@ -115,35 +119,35 @@ def read_progress(connection: Connection, key: str) -> LearnerProgress | None:
     return None
 
 
-def read_workers(connection: Connection, key: str) -> tuple[dict[str, WorkerSign], list[bytes]]:
-    """Return the signs of actors and rewarders by name, and fields to delete; see `read_signs`."""
-    return read_signs(connection, key, WorkerSign)
+def read_workers(connection: Connection, key: str) -> tuple[dict[str, WorkerStatus], list[bytes]]:
+    """Return the statuses of actors and rewarders by name, and fields to delete; see `read_statuses`."""
+    return read_statuses(connection, key, WorkerStatus)
 
 
-def read_signs(
-    connection: Connection, key: str, kind: type[Sign]
-) -> tuple[dict[str, Sign], list[bytes]]:
-    """Return the signs of a `kind` in the hash `key` by name, at most some 2,000, and fields to delete.
+def read_statuses(
+    connection: Connection, key: str, kind: type[Status]
+) -> tuple[dict[str, Status], list[bytes]]:
+    """Return the statuses of a `kind` in the hash `key` by name, and fields to delete.
 
     These are fields that no process wrote, or one of another release. Raise Connection.execute's errors.
     """
     _, fields = connection.execute("HSCAN", key, 0, "COUNT", _MOST_FIELDS)
-    signs: dict[str, Sign] = {}
+    statuses: dict[str, Status] = {}
     strange: list[bytes] = []
     for name, data in sorted(fields.items())[:_MOST_FIELDS]:
         if name == LEARNER.encode():
             continue
         try:
-            require(len(name) <= _LONGEST_FIELD and len(data) <= _LONGEST_VALUE, "a sign is too long")
+            require(len(name) <= _LONGEST_FIELD and len(data) <= _LONGEST_VALUE, "a status is too long")
             require(text(name).encode() == name, "a process's name: expected UTF-8, found", name)
-            signs[text(name)] = decode(data, kind)
+            statuses[text(name)] = decode(data, kind)
         except MalformedMessage:
             strange.append(name)
-    return signs, strange
+    return statuses, strange
 
 
-class SignWriter:
-    """Writes the signs of the actor or rewarder `name` to the hash `key`, as its CostReport asks.
+class StatusWriter:
+    """Writes the statuses of the actor or rewarder `name` to the hash `key`, as its CostReport asks.
 
     `tell` returns the version of its weights and how much it has done since its start: tokens of an
     actor, groups of a rewarder.
@@ -162,7 +166,7 @@ class SignWriter:
         self._last = (time.monotonic(), tell()[1])
 
     def write(self, phase: str, busy: float) -> None:
-        """Write the sign: in `phase` now, and busy for the share `busy` of the last seconds.
+        """Write the status: in `phase` now, and busy for the share `busy` of the last seconds.
 
         Raise Connection.execute's errors.
         """
@@ -171,9 +175,9 @@ class SignWriter:
         self._last = (now, done)
         rate = (done - done_then) / max(now - then, 1e-3)
         at_ms = server_time_ms(self._connection)
-        sign = WorkerSign(self._role, socket.gethostname(), at_ms, version, phase, busy, rate)
-        write_sign(self._connection, self._key, self._name, sign)
+        status = WorkerStatus(self._role, socket.gethostname(), at_ms, version, phase, busy, rate)
+        write_status(self._connection, self._key, self._name, status)
 
     def remove(self) -> None:
-        """Remove the sign, as the process leaves the run. Raise Connection.execute's errors."""
+        """Remove the status, as the process leaves the run. Raise Connection.execute's errors."""
         self._connection.execute("HDEL", self._key, self._name)

@@ -11,14 +11,14 @@ import pytest
 
 from penstock.common.broker.costs import CostReport
 from penstock.common.broker.keys import Keys
-from penstock.common.broker.process_signs import (
+from penstock.common.broker.process_status import (
     LearnerProgress,
-    SignWriter,
-    WorkerSign,
+    StatusWriter,
+    WorkerStatus,
     read_progress,
     read_workers,
     server_time_ms,
-    write_sign,
+    write_status,
 )
 from penstock.common.errors import MalformedMessage
 from penstock.common.monitor.overview import GONE_S, read_overview
@@ -33,8 +33,8 @@ def actor(run: Run) -> CostReport:
     """The report of an actor that has sampled 100 tokens more at each look."""
     done = iter(range(0, 10_000, 100))
     key = run.keys.processes
-    sign = SignWriter(run.connection, key, "actor-1", "actor", lambda: ("1.4", next(done)))
-    return CostReport(run.connection, run.keys.costs, "actor", sign)
+    status = StatusWriter(run.connection, key, "actor-1", "actor", lambda: ("1.4", next(done)))
+    return CostReport(run.connection, run.keys.costs, "actor", status)
 
 
 def test_a_process_is_seen_at_once_and_until_it_leaves(
@@ -43,11 +43,11 @@ def test_a_process_is_seen_at_once_and_until_it_leaves(
     actor.note("generating")
     actor.send_if_due()
     now = read_overview(run.connection, run_name)
-    sign = now.workers["actor-1"]
-    assert (sign.role, sign.version, sign.phase) == ("actor", "1.4", "generating")
-    assert sign.rate > 0
-    assert 0 <= sign.busy <= 1
-    assert now.age_s(sign) < GONE_S
+    status = now.workers["actor-1"]
+    assert (status.role, status.version, status.phase) == ("actor", "1.4", "generating")
+    assert status.rate > 0
+    assert 0 <= status.busy <= 1
+    assert now.age_s(status) < GONE_S
     assert set(now.running("actor")) == {"actor-1"}
     actor.leave()
     assert read_overview(run.connection, run_name).workers == {}
@@ -55,11 +55,11 @@ def test_a_process_is_seen_at_once_and_until_it_leaves(
 
 def test_a_process_that_was_killed_is_called_gone(run: Run, run_name: str) -> None:
     at_ms = server_time_ms(run.connection) - 14_000
-    sign = WorkerSign("rewarder", "host", at_ms, "", "scoring", 1.0, 3.0)
-    write_sign(run.connection, run.keys.processes, "rewarder-1", sign)
+    status = WorkerStatus("rewarder", "host", at_ms, "", "scoring", 1.0, 3.0)
+    write_status(run.connection, run.keys.processes, "rewarder-1", status)
     now = read_overview(run.connection, run_name)
     assert now.running("rewarder") == {}
-    assert now.gone("rewarder") == {"rewarder-1": sign}
+    assert now.gone("rewarder") == {"rewarder-1": status}
     assert now.gone("actor") == {}
 
 
@@ -97,8 +97,8 @@ def test_a_resume_at_an_earlier_step_forgets_later_rewards(run: Run) -> None:
 def test_old_signs_are_deleted(run: Run) -> None:
     now_ms = server_time_ms(run.connection)
     for name, age_s in (("old", 700), ("new", 300)):
-        sign = WorkerSign("actor", "host", now_ms - 1000 * age_s, "", "generating", 1.0, 1.0)
-        write_sign(run.connection, run.keys.processes, name, sign)
+        status = WorkerStatus("actor", "host", now_ms - 1000 * age_s, "", "generating", 1.0, 1.0)
+        write_status(run.connection, run.keys.processes, name, status)
     ProgressWriter(run.learner, 0, 1, 1)
     workers, _ = read_workers(run.connection, run.keys.processes)
     assert set(workers) == {"new"}
@@ -115,7 +115,7 @@ WRONG_SIGNS = {
 
 @pytest.mark.parametrize("name", WRONG_SIGNS)
 def test_a_sign_that_no_process_writes_is_refused(name: str) -> None:
-    right = WorkerSign("actor", "host", 1, "1.4", "generating", 0.5, 1.0)
+    right = WorkerStatus("actor", "host", 1, "1.4", "generating", 0.5, 1.0)
     with pytest.raises(MalformedMessage):
         replace(right, **WRONG_SIGNS[name])
 
@@ -136,8 +136,10 @@ def test_what_other_clients_write_is_deleted_within_a_minute_and_bounded(
     for start in range(0, 6000, 1000):
         junk = [part for n in range(start, start + 1000) for part in (f"junk-{n}", b"x" * 100)]
         run.connection.execute("HSET", run.keys.processes, *junk)
-    future = WorkerSign("actor", "h", server_time_ms(run.connection) + 10**9, "", "generating", 1.0, 1.0)
-    write_sign(run.connection, run.keys.processes, "actor-future", future)
+    future = WorkerStatus(
+        "actor", "h", server_time_ms(run.connection) + 10**9, "", "generating", 1.0, 1.0
+    )
+    write_status(run.connection, run.keys.processes, "actor-future", future)
     writer = ProgressWriter(run.learner, 0, 1, 1)
     now = read_overview(run.connection, run_name)
     assert now.running("actor") == {}
@@ -159,8 +161,8 @@ def test_numbers_that_no_learner_wrote_are_left_out(run: Run, run_name: str, val
 
 
 def test_an_old_sign_under_a_name_that_is_no_text_is_deleted(run: Run) -> None:
-    sign = WorkerSign("actor", "host", 1, "", "generating", 1.0, 1.0)
-    run.connection.execute("HSET", run.keys.processes, b"actor-\xff", encode(sign))
+    status = WorkerStatus("actor", "host", 1, "", "generating", 1.0, 1.0)
+    run.connection.execute("HSET", run.keys.processes, b"actor-\xff", encode(status))
     ProgressWriter(run.learner, 0, 1, 1)
     assert run.connection.execute("HLEN", run.keys.processes) == 1
 
@@ -171,8 +173,8 @@ def test_what_cannot_be_shown_ends_neither_the_learner_nor_an_actor(run: Run) ->
     )
     key = run.keys.processes
     backwards = iter((10, 0, 0))
-    sign = SignWriter(run.connection, key, "actor-1", "actor", lambda: ("1.4", next(backwards)))
-    CostReport(run.connection, run.keys.costs, "actor", sign).send()  # its count fell: a negative rate
+    status = StatusWriter(run.connection, key, "actor-1", "actor", lambda: ("1.4", next(backwards)))
+    CostReport(run.connection, run.keys.costs, "actor", status).send()  # its count fell: a negative rate
 
 
 def test_a_damaged_sum_of_costs_does_not_hide_a_process(
@@ -217,19 +219,21 @@ def test_the_users_of_the_roles_may_tell_of_themselves(
 ) -> None:
     Run(acl_users.learner, keys)
     for connection, role in ((acl_users.actor, "actor"), (acl_users.rewarder, "rewarder")):
-        sign = SignWriter(connection, keys.processes, role, role, lambda: ("", 0))  # type: ignore[arg-type]
-        sign.write("working", 1.0)
+        status = StatusWriter(connection, keys.processes, role, role, lambda: ("", 0))  # type: ignore[arg-type]
+        status.write("working", 1.0)
     now = read_overview(acl_users.reader, run_name)
     assert set(now.workers) == {"actor", "rewarder"}
 
 
 def test_a_sign_is_small(run: Run) -> None:
     """2,000 processes and the progress stay far below a megabyte."""
-    sign = WorkerSign("actor", "a-host-with-a-long-name.example", 1, "12.3456", "generating", 0.5, 1e5)
-    write_sign(run.connection, run.keys.processes, "x", sign)
+    status = WorkerStatus(
+        "actor", "a-host-with-a-long-name.example", 1, "12.3456", "generating", 0.5, 1e5
+    )
+    write_status(run.connection, run.keys.processes, "x", status)
     values = tuple(float(step) for step in range(60))
     progress = LearnerProgress(1, 1, 1, values, tuple(range(60)), values, 1.0, 1.0, 1.0, 1.0, 1, 1)
-    write_sign(run.connection, run.keys.processes, "learner", progress)
+    write_status(run.connection, run.keys.processes, "learner", progress)
     sizes = [len(value) for value in run.connection.execute("HVALS", run.keys.processes)]
     assert min(sizes) < 200
     assert max(sizes) < 2000
