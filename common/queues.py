@@ -43,7 +43,7 @@ from penstock.common.monitor.status_text import (
     format_overview,
     format_status,
 )
-from penstock.common.monitor.watch import Looks, RunWatch, heartbeat_line
+from penstock.common.monitor.watch import PeriodicOverview, RunWatch, progress_line
 from penstock.common.role import stop_on_signals
 from penstock.common.text import one_line, short
 
@@ -136,26 +136,28 @@ class Watch(QueueCommand):
         live = console.is_terminal and not console.is_dumb_terminal and not self.as_json
         show = partial(self._on_screen, console=console) if live else self._as_text
         stopping = stop_on_signals()
-        with Looks(watch) as looks:
+        with PeriodicOverview(watch) as looks:
             looks.wait()
             show(looks, stopping)
         return 0
 
-    def _on_screen(self, looks: Looks, stopping: threading.Event, console: Console) -> None:
+    def _on_screen(self, looks: PeriodicOverview, stopping: threading.Event, console: Console) -> None:
         """Show the live screen on the terminal of `console` until the run has ended or `stopping`."""
         now, sentence = looks.latest()
         with Live(console=console, screen=True, auto_refresh=False) as live:
             for now, sentence in self._each(looks, stopping):
                 live.update(render(now, sentence, (), *console.size, console.encoding), refresh=True)
-        print(one_line(heartbeat_line(now, sentence)))
+        print(one_line(progress_line(now, sentence)))
 
-    def _as_text(self, looks: Looks, stopping: threading.Event) -> None:
+    def _as_text(self, looks: PeriodicOverview, stopping: threading.Event) -> None:
         """Print each look, with --json as a line of JSON, until the run has ended or `stopping`."""
         for now, sentence in self._each(looks, stopping):
             text = format_overview(now, sentence) if now else sentence
             self.show(Result(text, [overview_row(now, sentence)]))
 
-    def _each(self, looks: Looks, stopping: threading.Event) -> Iterator[tuple[Overview | None, str]]:
+    def _each(
+        self, looks: PeriodicOverview, stopping: threading.Event
+    ) -> Iterator[tuple[Overview | None, str]]:
         """Yield the newest look every two seconds, until the run has ended or `stopping`.
 
         `penstock up` may stop its server between two looks. After a run's last step that is the end.
@@ -362,7 +364,7 @@ class Export(QueueCommand):
 
         stopping = stop_on_signals()
         host, port = parse_host(self.listen, "--listen")
-        with Looks(RunWatch(self.connect, self.run.name)) as looks:
+        with PeriodicOverview(RunWatch(self.connect, self.run.name)) as looks:
             port, _ = serve(looks, self.run.name, host, port)
             print(f"Prometheus finds run {self.run.name} at {host}:{port}/metrics.", flush=True)
             stopping.wait()

@@ -59,7 +59,7 @@ from penstock.deploy.showing.ending import (
     print_ending,
     steps_of_complete_run,
 )
-from penstock.deploy.showing.live import STOPPING, Heartbeat, LiveScreen, Show, is_live
+from penstock.deploy.showing.live import STOPPING, LiveScreen, ProgressPrinter, Show, is_live
 from penstock.deploy.showing.logs import LogFiles
 from penstock.deploy.supervisor import LEARNER_STAGE, SERVER_STAGE, WORKER_STAGE, Limits, Supervisor
 
@@ -294,7 +294,7 @@ class Up(Command):
         console = Console(file=sys.stdout)
         if is_live(console, self.plain or settings.run.log_format == "json"):
             return LiveScreen(watch, console)
-        return Heartbeat(watch, Printer(sys.stdout))
+        return ProgressPrinter(watch, Printer(sys.stdout))
 
     def _counts(self, commands: Mapping[str, str]) -> dict[str, int]:
         """Return how many processes --actors and --rewarders ask for, by name; no entry without a flag.

@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from penstock.common.errors import ConfigError
 from penstock.common.monitor.overview import Overview
-from penstock.common.monitor.watch import Looks
+from penstock.common.monitor.watch import PeriodicOverview
 from penstock.common.text import encodable
 
 _LABELS = {
@@ -57,7 +57,7 @@ def samples_of(now: Overview | None) -> Iterator[Sample]:
 class RunCollector:
     """A collector of prometheus_client, which gets the latest look at the run named `run`."""
 
-    def __init__(self, looks: Looks, run: str) -> None:
+    def __init__(self, looks: PeriodicOverview, run: str) -> None:
         self._looks, self._run = looks, run
 
     def collect(self) -> list[Metric]:
@@ -73,7 +73,7 @@ class RunCollector:
         return list(families.values())
 
 
-def serve(looks: Looks, run: str, host: str, port: int) -> tuple[int, threading.Thread]:
+def serve(looks: PeriodicOverview, run: str, host: str, port: int) -> tuple[int, threading.Thread]:
     """Serve the run's metrics at http://HOST:PORT/metrics in a thread; return the port and the thread.
 
     Port 0 is a free one. Raise ConfigError if the address cannot be used.

@@ -63,7 +63,7 @@ def render(
     if now is None:
         return Group(*parts, *_log_lines(log, width, height - 2))
     if width < _NARROWEST or height < _FIXED_LINES:
-        return Group(*parts, Text(one_line(heartbeat(now))))
+        return Group(*parts, Text(one_line(progress_text(now))))
     table, rows = _processes(now, height - _FIXED_LINES)
     parts = [
         _head(now, width),
@@ -202,7 +202,7 @@ def _log_lines(log: Sequence[str], width: int, most: int) -> list[Text]:
     return [Text(""), *lines[-(most - 1) :]]
 
 
-def heartbeat(now: Overview) -> str:
+def progress_text(now: Overview) -> str:
     """Return a line on a run: step, reward, held-out, time left; the state without any progress.
 
     Example: "step 37 of 100, reward 0.580, held-out 0.610, 53 s left"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.screen import COLUMNS, process_row
 from penstock.common.monitor.snapshot import Audit, RunStatus, StreamStatus
-from penstock.common.monitor.watch import heartbeat_line
+from penstock.common.monitor.watch import progress_line
 from penstock.common.text import one_line
 
 _COUNTED = (
@@ -25,7 +25,7 @@ def format_overview(now: Overview, sentence: str) -> str:
     rows += [process_row(now, name) for name in sorted(now.workers)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     head = f"run {now.run} on {now.server}: {now.state}"
-    lines = [f"{head}, {heartbeat_line(now, '')}" if progress else head, sentence]
+    lines = [f"{head}, {progress_line(now, '')}" if progress else head, sentence]
     if progress and progress.step:
         lines.insert(1, (
             f"{progress.step_s:.2f} s per step, {progress.tokens_per_s:,.0f} tokens/s trained, "

@@ -8,7 +8,7 @@ from penstock.common.broker.connection import Connection
 from penstock.common.errors import ConfigError, PenstockError, RunNotReady, ServerUnavailable
 from penstock.common.monitor.limit import Cause, Fault, LimitWatch
 from penstock.common.monitor.overview import Overview, read_overview
-from penstock.common.monitor.screen import duration, heartbeat
+from penstock.common.monitor.screen import duration, progress_text
 
 _EVERY_S, _SILENT_S, _JOIN_S = 2.0, 6.0, 5.0
 
@@ -56,8 +56,8 @@ class RunWatch:
             self._connection.close()
 
 
-class Looks:
-    """Looks at a run every two seconds in a thread: a server that hangs stops nobody who asks.
+class PeriodicOverview:
+    """Reads a run's overview every two seconds in a thread, so that a hanging server blocks no caller.
 
     A context, which starts the thread. At its end the connection is closed, unless a look still hangs.
     """
@@ -69,7 +69,7 @@ class Looks:
         self._ended, self._looked = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._look, name="looks", daemon=True)
 
-    def __enter__(self) -> "Looks":
+    def __enter__(self) -> "PeriodicOverview":
         """Start the thread and return self."""
         self._thread.start()
         return self
@@ -102,9 +102,9 @@ class Looks:
         return self._seen
 
 
-def heartbeat_line(now: Overview | None, sentence: str) -> str:
+def progress_line(now: Overview | None, sentence: str) -> str:
     """Return one line on a run: step, reward, held-out, time left, then the `sentence`.
 
     Example: "step 37 of 100, reward 0.580, held-out 0.610, 53 s left. The learner is the limit: ..."
     """
-    return f"{heartbeat(now)}. {sentence}" if now and now.progress else sentence
+    return f"{progress_text(now)}. {sentence}" if now and now.progress else sentence

@@ -16,7 +16,7 @@ from penstock.common.config.command import escape_missing_characters
 from penstock.common.monitor.limit import Cause, Fault
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.screen import duration, render
-from penstock.common.monitor.watch import Looks, RunWatch, heartbeat_line
+from penstock.common.monitor.watch import PeriodicOverview, RunWatch, progress_line
 from penstock.common.text import printable
 from penstock.deploy.child import Report
 from penstock.deploy.devices import LEARNER
@@ -40,7 +40,7 @@ class Show:
 
     def __init__(self, watch: RunWatch) -> None:
         self.notice = ""
-        self._looks = Looks(watch)
+        self._looks = PeriodicOverview(watch)
         self._started: dict[str, tuple[str, float]] = {}  # by role: pid and time of the newest start
         self._failures: dict[str, list[str]] = {}  # by process: how it ended, since its role was there
         self._ended = threading.Event()
@@ -115,7 +115,7 @@ class Show:
         return None
 
 
-class Heartbeat(Show):
+class ProgressPrinter(Show):
     """Passes all reports to `report`, and every 30 s one on the run: step, reward, what limits it."""
 
     def __init__(self, watch: RunWatch, report: Callable[[Report], None]) -> None:
@@ -135,7 +135,7 @@ class Heartbeat(Show):
             fault = isinstance(sentence, Fault)
             if time.monotonic() - reported_at >= _HEARTBEAT_S or (fault and not had_fault):
                 reported_at = time.monotonic()
-                self._report(Report("run", "run", heartbeat_line(now, sentence)))
+                self._report(Report("run", "run", progress_line(now, sentence)))
             had_fault = fault
 
 

@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from penstock.common.errors import ConfigError
-from penstock.learner.policy.packing import SharedPrompts, pick
+from penstock.learner.policy.packing import SharedPrompts, gather_rows
 
 NAME = "penstock_packed"
 
@@ -114,10 +114,11 @@ def packed_attention(
         return _attend(qkv, cu_seq_lens_q, max_length_q, options), None
     shared_prompts.used = True
     query, key, value = (
-        pick(part[0].transpose(0, 1), shared_prompts.positions_F).transpose(0, 1)[None] for part in qkv
+        gather_rows(part[0].transpose(0, 1), shared_prompts.positions_F).transpose(0, 1)[None]
+        for part in qkv
     )
     output = _attend((query, key, value), cu_seq_lens_q, max_length_q, options)
-    return pick(output[0], shared_prompts.first_L)[None], None
+    return gather_rows(output[0], shared_prompts.first_L)[None], None
 
 
 def _attend(qkv: _QKV, bounds: Tensor, longest: int | None, options: _Options) -> Tensor:
@@ -267,7 +268,7 @@ def _flash_attention(qkv: _QKV, bounds: Tensor, longest: int, options: _Options)
         queries, keys, values, bounds, bounds, longest, longest,
         scale=options.scale, window_size=(left, 0), **grouped,
     )  # fmt: skip
-    assert isinstance(output, Tensor)  # no auxiliary output was asked for
+    assert isinstance(output, Tensor)  # no auxiliary output was index for
     return output.unsqueeze(0)
 
 

@@ -16,7 +16,7 @@ from penstock.common.files.reading import ADAPTER
 from penstock.learner.policy.attention import use_packed_attention
 from penstock.learner.policy.logprobs import make_logprob_head
 from penstock.learner.policy.lora import add_adapter
-from penstock.learner.policy.packing import Row, pick
+from penstock.learner.policy.packing import Row, gather_rows
 
 disable_progress_bar()
 
@@ -46,7 +46,7 @@ class PolicyModel(nn.Module):
         inputs = row.model_inputs
         if not self._packed:  # the row is one sequence; the model's own attention knows no boundaries
             inputs = {name: inputs[name] for name in ("input_ids", "position_ids", "use_cache")}
-        hidden_ND = pick(self.model.base_model(**inputs).last_hidden_state[0], row.predict_N)
+        hidden_ND = gather_rows(self.model.base_model(**inputs).last_hidden_state[0], row.predict_N)
         if row.shared and not row.shared.used:
             raise ConfigError(
                 f"{type(self.model).__name__} does not pass the positions of shared prompts on to its "

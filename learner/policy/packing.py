@@ -21,23 +21,24 @@ from penstock.learner.algorithm.batch import TrainSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
-    """The rows to pick, `index` (F,), and the copies of each row: `order` (F,) and `starts` (L,), int64.
+class RowIndex:
+    """The rows to gather, `index` (F,), and where the copies of each row are, all int64.
 
-    `order` has the places in `index` by row, and `starts` where those of each row begin in it. Example:
-    index [2, 0, 2] of L = 3 rows has order [1, 0, 2] and starts [0, 1, 1].
+    `order` (F,) and `starts` (L,) are for the gradient. `order` has the places in `index` by row, and
+    `starts` where those of each row begin in it. Example: index [2, 0, 2] of L = 3 rows has order [1, 0,
+    2] and starts [0, 1, 1].
     """
 
     index: Tensor
     order: Tensor
     starts: Tensor
 
-    def to(self, device: torch.device) -> "Picked":
+    def to(self, device: torch.device) -> "RowIndex":
         """Return the same on the device."""
-        return Picked(*(moved(part, device) for part in (self.index, self.order, self.starts)))
+        return RowIndex(*(moved(part, device) for part in (self.index, self.order, self.starts)))
 
     def tolist(self) -> list[int]:
-        """Return the picked rows."""
+        """Return the index as a list."""
         found: list[int] = self.index.tolist()
         return found
 
@@ -49,38 +50,39 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def picked(index: np.ndarray, rows: int) -> Picked:
+def row_index(index: np.ndarray, rows: int) -> RowIndex:
     """Return the index (F,) of rows of a tensor that has `rows` of them, on the CPU."""
     order = np.argsort(index, kind="stable")
     counts = np.bincount(index, minlength=rows)
     starts = np.cumsum(counts) - counts
-    return Picked(*(torch.from_numpy(part.astype(np.int64)) for part in (index, order, starts)))
+    return RowIndex(*(torch.from_numpy(part.astype(np.int64)) for part in (index, order, starts)))
 
 
-def pick(values: Tensor, asked: Picked) -> Tensor:
-    """Return the rows of `values` (L, ...) that are asked for, (F, ...)."""
-    chosen: Tensor = _Pick.apply(values, asked)  # type: ignore[no-untyped-call]
+def gather_rows(values: Tensor, index: RowIndex) -> Tensor:
+    """Return the rows of `values` (L, ...) that `index` names, in its order, (F, ...)."""
+    chosen: Tensor = _GatherRows.apply(values, index)  # type: ignore[no-untyped-call]
     return chosen
 
 
-class _Pick(torch.autograd.Function):
-    """`pick`, whose gradient adds the copies of a row in the order of their places, in fp32 at least.
+class _GatherRows(torch.autograd.Function):
+    """The function of `gather_rows`.
 
-    torch's own adds them in any order where several threads or a GPU work on it: two runs would differ.
+    Its gradient adds the copies of a row in the order of their places, in fp32 at least. torch's own
+    adds them in any order where several threads or a GPU work on it: two runs would differ.
     """
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, asked: Picked) -> Tensor:
-        """Return the rows that are asked for, and keep what the gradient needs in `ctx`."""
-        ctx.asked, ctx.shape = asked, values.shape
-        return values.index_select(0, asked.index)
+    def forward(ctx: Any, values: Tensor, index: RowIndex) -> Tensor:
+        """Return the rows that `index` names, and keep what the gradient needs in `ctx`."""
+        ctx.index, ctx.shape = index, values.shape
+        return values.index_select(0, index.index)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Return the sum over the copies of each row, (L, ...), and None for the index."""
         (gradient,) = gradients
         gradient = gradient.flatten(1) if gradient.dim() > 1 else gradient[:, None]
-        total = embedding_bag(ctx.asked.order, gradient, ctx.asked.starts, mode="sum")
+        total = embedding_bag(ctx.index.order, gradient, ctx.index.starts, mode="sum")
         return total.view(ctx.shape), None
 
 
@@ -92,8 +94,8 @@ class SharedPrompts:
     [0, 1, 2, 0, 1, 3, 4] and first_L [0, 1, 2, 5, 6]. `used` becomes True when an attention used them.
     """
 
-    positions_F: Picked  # the position in the row of each token of the sequences
-    first_L: Picked  # the first place in positions_F of each position of the row
+    positions_F: RowIndex  # the position in the row of each token of the sequences
+    first_L: RowIndex  # the first place in positions_F of each position of the row
     used: bool = False
 
     def to(self, device: torch.device) -> "SharedPrompts":
@@ -114,7 +116,7 @@ class Row:
     cu_seqlens: Tensor  # (S + 1,), int32: the start of each sequence among the F tokens, then F
     max_seqlen: int
     shared: SharedPrompts | None  # None if no two sequences have the same prompt: F is L then
-    predict_N: Picked  # the position before each completion token, whose hidden state predicts it
+    predict_N: RowIndex  # the position before each completion token, whose hidden state predicts it
     token_ids_N: Tensor  # int64
     temperature_N: Tensor | None  # fp32; None: 1 for all
     behaviour_N: Tensor  # fp32: log-probabilities under the policy that sampled the tokens
@@ -305,7 +307,7 @@ def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
     rows, places = len(first_L), len(positions_F)
     shared: SharedPrompts | None = None
     if rows < places:
-        shared = SharedPrompts(picked(positions_F, rows), picked(first_L, places)).to(device)
+        shared = SharedPrompts(row_index(positions_F, rows), row_index(first_L, places)).to(device)
     temperatures = [item.temperature for item in sequences]
     return Row(
         input_ids=joined(tokens, np.int64).unsqueeze(0),
@@ -313,7 +315,7 @@ def build_row(sequences: Sequence[TrainSequence], device: torch.device) -> Row:
         cu_seqlens=joined([np.array([0]), np.cumsum(lengths)], np.int32),
         max_seqlen=int(lengths.max()),
         shared=shared,
-        predict_N=picked(np.concatenate(before), rows).to(device),
+        predict_N=row_index(np.concatenate(before), rows).to(device),
         token_ids_N=joined([item.token_ids for item in sequences], np.int64),
         temperature_N=repeated(temperatures, np.float32) if set(temperatures) != {1.0} else None,
         behaviour_N=joined([item.behaviour for item in sequences], np.float32),

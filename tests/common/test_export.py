@@ -16,7 +16,7 @@ from penstock.common.broker.local_server import LocalServer
 from penstock.common.errors import ConfigError
 from penstock.common.monitor.export import RunCollector, serve
 from penstock.common.monitor.overview import Overview
-from penstock.common.monitor.watch import Looks
+from penstock.common.monitor.watch import PeriodicOverview
 from tests.common.builders import Run
 from tests.common.test_connection import closed_port
 from tests.common.test_limit import PROGRESS, RUNNING, worker
@@ -24,7 +24,7 @@ from tests.common.test_terminals import EVERYTHING
 from tests.helpers import wait_until
 
 
-class Fixed(Looks):
+class Fixed(PeriodicOverview):
     """Looks whose latest is what they are given."""
 
     def __init__(self, now: Overview | None) -> None:

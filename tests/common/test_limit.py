@@ -17,7 +17,7 @@ from penstock.common.monitor.limit import Fault, LimitWatch, gain_of_one_more
 from penstock.common.monitor.overview import Overview
 from penstock.common.monitor.screen import duration, process_row, render, sparkline
 from penstock.common.monitor.snapshot import StreamStatus
-from penstock.common.monitor.watch import heartbeat_line
+from penstock.common.monitor.watch import progress_line
 from tests.common.test_terminals import EVERYTHING
 
 NOW = 1_000_000_000_000
@@ -304,7 +304,7 @@ def test_times_are_for_people() -> None:
 
 
 def test_one_line_has_the_step_and_the_cause() -> None:
-    assert heartbeat_line(RUNNING, "Cause.") == (
+    assert progress_line(RUNNING, "Cause.") == (
         "step 37 of 100, reward 0.580, held-out 0.610, 63 s left. Cause."
     )
-    assert heartbeat_line(None, "Cause.") == "Cause."
+    assert progress_line(None, "Cause.") == "Cause."

@@ -25,11 +25,11 @@ from penstock.common.files.run_folder import RunFolder
 from penstock.common.monitor import watch as watch_module
 from penstock.common.monitor.limit import Cause, Fault
 from penstock.common.monitor.overview import Overview
-from penstock.common.monitor.watch import Looks, RunWatch
+from penstock.common.monitor.watch import PeriodicOverview, RunWatch
 from penstock.deploy.child import Child, Report, Service
 from penstock.deploy.showing import live
 from penstock.deploy.showing.ending import LastWords, format_ending, print_ending
-from penstock.deploy.showing.live import Heartbeat, LiveScreen, is_live, line_for_people
+from penstock.deploy.showing.live import LiveScreen, ProgressPrinter, is_live, line_for_people
 from penstock.deploy.showing.logs import LogFiles
 from penstock.deploy.up import Printer, Up
 from tests.common.builders import Run
@@ -124,7 +124,7 @@ def test_without_a_terminal_a_line_tells_of_the_run(run: Run, run_name: str, mon
     watch = RunWatch(lambda: run.connection, run_name)
     run.learner.beat(10.0, "waiting for groups")
     before = set(threading.enumerate())
-    with Heartbeat(watch, lambda report: told.append(report.text)) as show:
+    with ProgressPrinter(watch, lambda report: told.append(report.text)) as show:
         show(line("actor.1", "a line"))
         assert told == ["a line"]
         time.sleep(0.3)
@@ -211,18 +211,18 @@ class Fixed(RunWatch):
 
 def test_a_process_that_was_started_is_not_called_missing() -> None:
     sentence = Fault("No learner runs. Nothing is lost: start it again to go on.", "learner")
-    show = Heartbeat(Fixed(RUNNING, sentence), lambda _: None)
+    show = ProgressPrinter(Fixed(RUNNING, sentence), lambda _: None)
     show._looks._seen = show._looks._watch.look()
     assert show.look()[1] == sentence
     show(Report("learner.1", "started", "Started as process 77."))
     assert show.look()[1].startswith("The learner starts, since 0 s: it imports")
     silent = Fault("No heartbeat from the learner for 48 s.", "learner")
-    resumed = Heartbeat(Fixed(RUNNING, silent), lambda _: None)
+    resumed = ProgressPrinter(Fixed(RUNNING, silent), lambda _: None)
     resumed._looks._seen = resumed._looks._watch.look()
     resumed(Report("learner.1", "started", "Started as process 77."))
     assert resumed.look()[1].startswith("The learner starts")
     waits = Cause("The first actor has not joined yet.", "actor")
-    first = Heartbeat(Fixed(RUNNING, waits), lambda _: None)
+    first = ProgressPrinter(Fixed(RUNNING, waits), lambda _: None)
     first._looks._seen = first._looks._watch.look()
     first(Report("actor.1", "started", "Started as process 78."))
     assert first.look()[1] == "The actor starts, since 0 s: vLLM takes a minute to start."
@@ -238,7 +238,7 @@ def test_a_process_that_was_started_is_not_called_missing() -> None:
 
 def test_a_process_that_fails_again_and_again_is_named() -> None:
     waits = Cause("The first actor has not joined yet.", "actor")
-    show = Heartbeat(Fixed(replace(RUNNING, workers={}), waits), lambda _: None)
+    show = ProgressPrinter(Fixed(replace(RUNNING, workers={}), waits), lambda _: None)
     show._looks._seen = show._looks._watch.look()
     for _ in range(2):
         show(Report("actor.1", "started", "Started as process 78."))
@@ -259,7 +259,7 @@ def test_a_learner_that_fails_before_its_claim_is_named(monkeypatch) -> None:
         raise RunNotReady("no learner has claimed the run")
 
     monkeypatch.setattr(watch_module, "read_overview", not_there)
-    show = Heartbeat(RunWatch(Mock(), "run"), lambda _: None)
+    show = ProgressPrinter(RunWatch(Mock(), "run"), lambda _: None)
     show._looks._seen = show._looks._watch.look()
     assert show.look()[1].startswith("Waiting for the learner, which imports its libraries")
     for end in ("Ended with exit code 1 after 3.1 s.", "Killed by SIGKILL after 3.1 s."):
@@ -285,7 +285,7 @@ def test_a_server_that_hangs_stops_nobody(monkeypatch) -> None:
             hangs.wait(60)
             return self._now, self._sentence
 
-    with Looks(Hanging(RUNNING, "All is well.")) as looks:
+    with PeriodicOverview(Hanging(RUNNING, "All is well.")) as looks:
         wait_until(lambda: "does not answer" in looks.latest()[1], "the sentence on the server")
         assert looks.latest()[0] is None
         hangs.set()

@@ -16,12 +16,12 @@ from penstock.learner.algorithm.batch import TrainSequence
 from penstock.learner.policy.packing import (
     Row,
     build_row,
+    gather_rows,
     moved,
     pack_for_ranks,
     pack_rows,
-    pick,
-    picked,
     prompt_groups,
+    row_index,
     rows_of_ranks,
     token_counts,
 )
@@ -242,35 +242,38 @@ def test_picked_rows_have_the_gradient_of_an_index_in_every_run():
     index = random.integers(0, 40, 900)
     values = torch.from_numpy(random.normal(size=(41, 128)).astype(np.float32)).requires_grad_()
     weights = torch.from_numpy(random.normal(size=(900, 128)).astype(np.float32))
-    asked = picked(index, 41)
+    asked = row_index(index, 41)
     assert sorted(asked.order.tolist()) == list(range(900))
     assert torch.equal(asked.index[asked.order], asked.index.sort().values)
-    assert torch.equal(pick(values, asked), values[torch.from_numpy(index)])
+    assert torch.equal(gather_rows(values, asked), values[torch.from_numpy(index)])
     (expected,) = torch.autograd.grad((values.double()[torch.from_numpy(index)] * weights).sum(), values)
     threads = torch.get_num_threads()
     torch.set_num_threads(4)  # with the index, 40 of 40 gradients differ
     try:
         found = [
-            torch.autograd.grad((pick(values, asked) * weights).sum(), values)[0] for _ in range(40)
+            torch.autograd.grad((gather_rows(values, asked) * weights).sum(), values)[0]
+            for _ in range(40)
         ]
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(one, found[0]) for one in found)
     assert (found[0] - expected).abs().max() < 1e-4
-    (low,) = torch.autograd.grad((pick(values.bfloat16(), asked) * weights).sum(), values)
+    (low,) = torch.autograd.grad((gather_rows(values.bfloat16(), asked) * weights).sum(), values)
     assert (low - expected).abs().max() < 0.02 * expected.abs().max()
 
 
 def test_values_of_one_dimension_have_a_gradient_too():
     values = torch.arange(3.0, requires_grad=True)
-    (pick(values, picked(np.array([2, 0, 2]), 3)) * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    (
+        gather_rows(values, row_index(np.array([2, 0, 2]), 3)) * torch.tensor([1.0, 2.0, 3.0])
+    ).sum().backward()
     assert values.grad.tolist() == [2.0, 0.0, 4.0]
 
 
 def test_nothing_is_picked_from_an_empty_index():
-    asked = picked(np.zeros(0, dtype=np.int64), 3)
+    asked = row_index(np.zeros(0, dtype=np.int64), 3)
     values = torch.ones(3, 2, requires_grad=True)
-    pick(values, asked).sum().backward()
+    gather_rows(values, asked).sum().backward()
     assert values.grad.tolist() == [[0, 0]] * 3
 
 
