@@ -282,8 +282,7 @@ class Rollout:
         Each span has at least one token and begins at or after the end of the span before it. The name
         of its actor has at most 200 characters, and no lone surrogate.
         """
-        covered = np.zeros(len(self.mask), dtype=bool)
-        edge = 0
+        covered, edge = np.zeros(len(self.mask), dtype=bool), 0
         for span in self.spans:
             if span.actor:
                 check_names("actor", [span.actor])

@@ -213,9 +213,8 @@ class TicketFlow:
         ]
         if asked:
             try:
-                firsts = self._queue.issue(
-                    "train", [(one.id, one.version, encode(one)) for one in asked]
-                )
+                items = [(ticket.id, ticket.version, encode(ticket)) for ticket in asked]
+                firsts = self._queue.issue("train", items)
             except ValueTooLarge as error:
                 raise source.too_large(asked, ledger.position, error) from error
             for one, first in zip(asked, firsts, strict=True):

@@ -15,7 +15,15 @@ from penstock.rewarders.rewards.equality import same
 from penstock.rewarders.rewards.form import has_structure
 from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
 from penstock.rewarders.rewards.parts import has_phrase, is_prose, last_part
-from penstock.rewarders.rewards.values import Choice, Group, Value, is_defined, read_value
+from penstock.rewarders.rewards.values import (
+    Choice,
+    Group,
+    NumberValue,
+    Value,
+    are_apart,
+    is_defined,
+    read_value,
+)
 from penstock.rewarders.rewards.words import directions, has_sentence
 
 _MARKS = re.compile("</?(?:answer|think)>|####")
@@ -172,8 +180,9 @@ def _readings(text: str) -> Iterator[Value]:
 
     The first is the value of the last box, else of the marked text, else of the whole text. If words are
     there too, the second is the value of the last part, such as "5" of "so it is 5". Several sentences
-    give the last part alone, and so does a choice with "answer is" beside it. Any other choice, and a
-    box, give one value. Raise MemoryError or RecursionError, as sympy does.
+    give the last part alone, and so do two numbers that differ ("we get 3 ≈ 7" is 7) and a choice with
+    "answer is" beside it. Any other choice, and a box, give one value. Raise MemoryError or
+    RecursionError, as sympy does.
     """
     answer = final_answer(text)
     box = last_box(answer)
@@ -183,10 +192,20 @@ def _readings(text: str) -> Iterator[Value]:
     whole = None if part and is_prose(inside) else read_value(inside)
     if isinstance(whole, Choice) and part:  # "A. The answer is B" is B; "(B), as 5 are left" is B too
         whole, part = (None, part) if has_phrase(inside) else (whole, "")
-    if whole is not None:
+    alone = whole is not None and (box is not None or _has_quantities(whole))
+    last = read_value(part) if part and not alone else None
+    if whole is not None and not (last and are_apart(whole, last)):
         yield whole
-    if part and (whole is None or box is None) and (last := read_value(part)) is not None:
+    if last is not None:
         yield last if is_prose(inside) else replace(last, sides=directions(inside))
+
+
+def _has_quantities(value: Value) -> bool:
+    """Return whether a value is several numbers with a word behind each: 5 apples and 6 oranges."""
+    items = (
+        value.items if isinstance(value, Group) and re.search(r"\d [a-z]+ and \d", value.text) else ()
+    )
+    return bool(items) and all(isinstance(item, NumberValue) and item.label for item in items)
 
 
 def _by_verdict(

@@ -10,6 +10,7 @@ from typing import Any
 
 _BOX, _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{"), re.compile("[{}]")
 _BARE_BOX = re.compile(r"\\boxed\s*(\d[\d.,]*(?<![.,])|[a-zA-Z](?![a-zA-Z]))")
+_NUMBER_LINE = re.compile(r"\s*[-$€£]*\d[\d.,/]*%?[ \t]*(?=\n)")
 _LAST_NUMBER = re.compile(r"(?:^|(?<![\d\s])\s+|=)(-?(?:\d*\.)?\d+)$")
 
 
@@ -37,7 +38,7 @@ def marked_part(text: str) -> str:
         inside = text  # a heading of Markdown behind a box
     while (tag := text.find("<answer>", end)) >= 0 and (closed := text.find("</answer>", tag)) >= 0:
         end = closed + len("</answer>")
-        inside = text[tag + len("<answer>") : closed]
+        inside = after_marker(text[tag + len("<answer>") : closed])
     return inside
 
 
@@ -53,8 +54,13 @@ def _said(text: str) -> str:
 
 
 def after_marker(text: str) -> str:
-    """Return the text after the last ####, GSM8K's mark of an answer; the whole text without a mark."""
-    return text.rpartition("####")[2]
+    """Return the text after the last ####, GSM8K's mark of an answer; the whole text without a mark.
+
+    Of several lines whose first is a number, this line is returned.
+    """
+    _, mark, rest = text.rpartition("####")
+    number = _NUMBER_LINE.match(rest) if mark else None
+    return number[0] if number else rest
 
 
 def last_box(text: str) -> str | None:

@@ -131,6 +131,6 @@ def _keys(group: Group) -> dict[str, Value]:
 
 
 def _has_names(group: Group) -> bool:
-    """Return whether two of the group's values have different names, as in x=1, y=2."""
+    """Return whether two of the group's values have different names, as in x=1, y=2; x_1 is x."""
     names = [item.name for item in group.items if isinstance(item, Named)]
-    return len(set(names)) > 1
+    return len({re.sub(r"^x ?_ ?\{? ?\d+ ?\}?$", "x", name) for name in names}) > 1

@@ -13,7 +13,7 @@ from typing import Any
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from mpmath import findroot, mpf
-from sympy import Basic, Dummy, Eq, Expr, Float, Pow, Rational, Symbol, lambdify, nan, zoo
+from sympy import Basic, Dummy, Eq, Expr, Float, I, Pow, Rational, Symbol, lambdify, nan, zoo
 from sympy.core.function import AppliedUndef
 
 # Units are removed before: math_verify's own removal reads 5 from 5m.
@@ -64,7 +64,17 @@ def expression(text: str) -> Any:
         return None
     if found and isinstance(found[0], Basic) and _is_undefined(found[0]):
         raise ZeroDivisionError(text)
-    return found[0] if found else None
+    return _with_imaginary_unit(found[0], tex) if found else None
+
+
+def _with_imaginary_unit(found: Any, tex: str) -> Any:
+    """Return what math_verify read in `tex`, with sympy's imaginary unit for a free symbol i.
+
+    An equation stays as it is, and so does a formula that has a symbol I too.
+    """
+    if not isinstance(found, Expr) or "I" in tex:
+        return found
+    return found.xreplace({symbol: I for symbol in found.free_symbols if symbol.name == "i"})
 
 
 def _check_names(found: list[Any]) -> None:

@@ -51,7 +51,8 @@ _CUT_BEFORE = re.compile(
 )
 _CUT_BEHIND = re.compile(
     r" ?(?:[√±\u00d7·÷^π]|\\(?:pm|times|cdot|sqrt|pi)|\+ ?[\w(\\]|\*\*[\w(]"
-    r"|[-\u2212*/] ?(?:[b-zB-Z]\b|\\)|\([a-z] ?[-+*/]"
+    r"|[-\u2212*/] ?(?:[b-zB-Z]\b|\\|\d)|\(\d*[a-z] ?[-+*/]"
+    r"|[<>≤≥](?![<>])|\\[lg](?:eq?|t)(?![a-z])"
     rf"|[xX] ?\d|[a-z]\^|{_FUNCTION}\b(?! [a-z]{{2}}))"
     r"| (?:plus|minus|squared|cubed|factorial|dozens?|halves|thirds"
     r"|(?:four|fif|six|seven|eigh|nin|ten|hundred)ths"
@@ -90,7 +91,9 @@ _INTRODUCTION = re.compile(r"[A-Z][a-z]+(?: [a-zA-Z]+){0,6}, (?=.*\d)")
 _NEXT = re.compile(rf"[.!?](?!\w)(?!\s*(?:{_MAYBE})\b)|\n", re.IGNORECASE)
 _SENTENCES = re.compile(r"[.!?:]\s+[A-Z]|\n(?!\s*\\|&)|\w\s*[!?]\s+\w")
 _NUMERAL = (
-    r"(?:\d[\d.,:'%/^*!\w]*(?<![.,:'])(?:(?<=\^)\{?-?\w+\}?)?|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})"
+    r"(?:\d+ ?[\u00bc-\u00be\u2150-\u215e](?!\w)"
+    r"|\d(?:[\d.,:'%/^!\w]|\*(?!\*(?:\W|$)))*(?<![.,:'])(?:(?<=\^)\{?-?\w+\}?)?"
+    r"|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\})"
 )
 _PART = re.compile(
     r"\$\$[^$]+\$\$|(?<![\\\d])\$[^$\n]+(?<!\\)\$(?!\d)|\\\([^\n]{1,500}?\\\)|\\\[.{1,500}?\\\]"
@@ -113,7 +116,8 @@ def last_part(text: str) -> str:
     """
     phrases = [found.end() for found in _PHRASE.finditer(text)]
     tail = text[phrases[-1] :].strip(" \t\r\n*:") if phrases else text
-    rest = _NEXT.split(tail)[0] if phrases else ""
+    display = re.match(r"\$\$.+?\$\$|\\\[.+?\\\]", tail, re.DOTALL)
+    rest = (display[0] if display else _NEXT.split(tail)[0]) if phrases else ""
     if _SEVERAL.match(rest):
         return rest
     if choice := _CHOICE.match(rest):

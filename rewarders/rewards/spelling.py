@@ -36,12 +36,13 @@ _SIGNS = str.maketrans({
     "∩": r"\cap ",
     "或": " or ", "和": " and ",
     "∈": r"\in ", "±": r"\pm ", "、": ",", "。": ".", "√": r"\sqrt ", "’": "'", "′": "'",
-    "∅": r"\emptyset ",
+    "∅": r"\emptyset ", "∠": r"\angle ", "∶": ":",
 })  # fmt: skip
 _CURRENCY = r"(?:\b[A-Z]{1,3})?\\?[$€£¥₹₽₩₪₫฿₺₴₦]"
 _DEGREES = r"(?:\^ *\{? *\\circ *\}?|\\degrees?|°)"
 _FONTS = re.compile(
-    r"\\(?:text(?!\w*size|color)\w*|mbox|underline|math(?:rm|bf|it|sf|tt)|rm|bf) ?\{([^{}]*)\}"
+    r"\\(?:text(?!\w*size|color)\w*|mbox|underline|emph|bm|boldsymbol|math(?:rm|bf|it|sf|tt)|rm|bf)"
+    r" ?\{([^{}]*)\}"
 )
 _RULES = [
     (re.compile(pattern), replacement)
@@ -55,6 +56,7 @@ _RULES = [
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-z])", ""),
         (r"\{,\}|\\,(?=\d{3}(?!\d))(?<=\d\\,)", ","),
         (r"(?<!\\)\\(?:[,;: >]|q?quad(?![a-z]))|~|\s", " "),
+        (r" {2,}", " "),
         (r"\\[dtc]?(frac|binom)", r"\\\1"),
         (r"\{ ?(\w+) ?\\choose ?(\w+) ?\}", r"\\binom{\1}{\2}"),
         (
@@ -62,6 +64,8 @@ _RULES = [
             r"\\\1 (\\frac{\2 \\pi}{180})",
         ),
         (r"(?:(?<!\s)\s++)?(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?|°)(?:\s*[CF](?![a-z]))?", " "),
+        (r"\\operatorname\*? ?\{ ?((?:arc)?(?:sin|cos|tan)|cot|sec|csc|ln|log) ?\}", r"\\\1 "),
+        (r"\\var(epsilon|phi|theta|rho)(?![a-z])", r"\\\1"),
         (r"\\colon|\\ratio|\{:\}", ":"),
         (r"(?<=\w)\*\*(?=[\w(])", "^"),
         (r"^\s*(?:\\approx(?![a-z])|≈)", " "),
@@ -84,7 +88,11 @@ _RULES = [
         (r"</s>|<\|[a-z_]+\|>|\\(?:text)?color ?\{\w+\}|\\(?:bf|it|rm|sf|tt)(?![a-z]| ?\{)", " "),
         (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
         (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
-        (r"(?<![\\a-zA-Z])(sin|cos|tan|log|ln) ?(?=\(|(?<= )\d)", r"\\\1 "),
+        (
+            r"(?<![\\a-zA-Z])((?:arc)?(?:sin|cos|tan|cot|sec|csc)|sinh|cosh|tanh|log|ln) ?"
+            r"(?=[(^|]|(?<= )(?:\d|[a-zA-Zα-ω](?![a-zA-Z])))",
+            r"\\\1 ",
+        ),
         (r"(?<![\\a-zA-Z])sqrt ?(?:\(([^()]*)\)|(\d+))", r"\\sqrt{\1\2}"),
         (
             r"(\d (?:week|day|hour|minute|yard|feet|foot|pound|dollar|euro)s?)(?:,|,? and) "
@@ -102,6 +110,11 @@ _RULES = [
 ]
 _ROWS = re.compile(r"(?:\w+ ?= ?)?\[[][ \d.eE+-]*\]")
 _EMPHASIS = ' *`"“”'
+_AROUND = re.compile(
+    r"^(?:=>?|->|→|⇒|∴|\\therefore|✅|👉|#+) *"
+    r"|(?<=[\w}]) *(?:[✓✅∎□,;]|\\checkmark|\\blacksquare|\\qed)$"
+)
+"""Marks before an answer (therefore) and behind it (a tick, the end of a proof)."""
 
 
 def spell(text: str) -> str:
@@ -125,6 +138,7 @@ def spell(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = re.sub(" +", " ", text).strip(_EMPHASIS)
+    text = _AROUND.sub("", text).strip(_EMPHASIS)
     if text.startswith("{") and text.find("}") == len(text) - 1:
         text = text[1:-1].strip()
     text = re.sub(r"(?<=[^.])\.$", "", text).removeprefix("+").strip(_EMPHASIS)

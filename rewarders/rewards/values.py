@@ -24,7 +24,7 @@ _MONTH = re.compile(
 )
 _NO_OTHER = r"(?!\s*(?:[,;&|/]|(?:or|and)\b))"
 _CHOICE = re.compile(
-    rf"\(([A-J])\){_NO_OTHER}[.:]?\s*(.*)|([A-J])(?:[.:)]{_NO_OTHER}(?:\s*(.+))?)?", re.DOTALL
+    rf"\( ?([A-J]) ?\){_NO_OTHER}[.:]?\s*(.*)|([A-J])(?:[.:)]{_NO_OTHER}(?:\s*(.+))?)?", re.DOTALL
 )
 _OTHER_CHOICE = re.compile(r"(?<!\w)\([A-J]\)|(?<![\w(])[A-J][.:)](?=\s+\S)")
 _LEAD = re.compile(
@@ -39,7 +39,7 @@ _LETTER = (
     r"(?: ?(?:\((?:[a-zA-Z\d, |<>']|\\(?:cap|cup|mid)\b)*\)|\[[a-zA-Z\d, ]*\]))?"
 )
 _NAME = re.compile(
-    rf"(?:m ?)?(?:\\[a-z]+ ?)?\{{? ?[A-Z]{{2,}} ?\}}?|\|? ?{_LETTER} ?\|?"
+    rf"\\angle ?[A-Z]|(?:m ?)?(?:\\[a-z]+ ?)?\{{? ?[A-Z]{{2,}} ?\}}?|\|? ?{_LETTER} ?\|?"
     rf"|\( ?{_LETTER}(?: ?, ?{_LETTER})+ ?\)|{_LETTER} ?: ?{_LETTER}"
     rf"|\\frac ?\{{ ?{_LETTER} ?\}} ?\{{ ?{_LETTER} ?\}}"
 )
@@ -47,6 +47,10 @@ _MATRIX = re.compile(
     r"\(?\[?\\begin ?\{((?:[pbB]|small)?matrix|array)\}(?: ?\{[lcr| ]*\})?((?:(?!\\end).)*)"
     r"\\end ?\{\1\}\]?\)?",
     re.DOTALL,
+)
+_ROW_END = re.compile(r"\\\\(?: ?\[[\d.]+ ?[a-z]+\])?")
+_BUILDER = re.compile(
+    rf"\u2983 ?{_LETTER}(?: ?\\in ?\\mathbb ?\{{? ?R ?\}}?)? ?(?:\\mid|\\vert|\||:) ?(.+)\u2984"
 )
 _RANGE = re.compile(rf"({DIGITS}) ?- ?({DIGITS})( ?%)?")
 _RELATION = re.compile(r"(=|[<>]|\\(?:in|[lg][et])(?![a-z]))")
@@ -252,10 +256,15 @@ def _read_compound(text: str) -> Value | None:
     of it cannot be read. Raise ZeroDivisionError, MemoryError or RecursionError.
     """
     if found := _MATRIX.fullmatch(text):
-        rows = [row.split("&") for row in found[2].split(r"\\") if row.strip()]
+        rows = [row.split("&") for row in _ROW_END.split(found[2]) if row.strip()]
         return _group(text, "matrix", [cell for row in rows for cell in [*row, "row"]])
     if r"\begin" in text:
         return None
+    if found := _BUILDER.fullmatch(text):
+        condition = _read(spell(found[1]))
+        items = condition.items if isinstance(condition, Group) else (condition,)
+        if all(isinstance(item, Named) and isinstance(item.value, Group) for item in items):
+            return condition
     if r"\pm" in text or r"\mp" in text:
         return _group(text, "", _signed(text))
     kind, inside = "", text
@@ -274,10 +283,14 @@ def _read_compound(text: str) -> Value | None:
 def _signed(text: str) -> list[str]:
     r"""Return the texts that a text with \pm or \mp stands for: "0, \pm 1" stands for 0, +1 and -1.
 
-    In a text with \mp or an equals sign all signs change at once.
+    Set braces around the text are left out. In a text with \mp, or with equations for two names, all
+    signs change at once.
     """
-    is_linked = "=" in text or r"\mp" in text
-    parts = [text] if is_linked else _split(text, (",", "and", "or"))
+    inside = text[1:-1] if text[0] == SET[0] and text.find(SET[1]) == len(text) - 1 else text
+    parts = _split(inside, (",", "and", "or"))
+    names = {part.partition("=")[0].strip() for part in parts if "=" in part}
+    is_linked = r"\mp" in text or len(names) > 1
+    parts = [text] if is_linked else parts
     return [
         part.replace(r"\pm", sign).replace(r"\mp", "+-"[sign == "+"])
         for part in parts
@@ -364,6 +377,22 @@ def _is_false(ends: list[str]) -> bool:
     found = [value.expression for value in read if value]
     numbers = [float(one) for one in found if one is not None and one.is_number and one.is_real]
     return any(abs(one - numbers[-1]) > 0.01 * abs(numbers[-1]) for one in numbers)
+
+
+def are_apart(one: Value, other: Value) -> bool:
+    """Return whether two values are real numbers, or names for these, over 1% of the larger apart.
+
+    Raise MemoryError or RecursionError, as sympy does.
+    """
+    inner = [
+        value.value if isinstance(value, Named) and value.value else value for value in (one, other)
+    ]
+    try:
+        found = [value.expression for value in inner if not isinstance(value, Group)]
+        numbers = [float(each) for each in found if getattr(each, "is_real", None) and each.is_number]
+    except (ZeroDivisionError, OverflowError, TypeError):
+        return False
+    return len(numbers) == 2 and abs(numbers[0] - numbers[1]) > 0.01 * max(map(abs, numbers))
 
 
 def _group(text: str, kind: str, parts: list[str]) -> Group | None:

@@ -31,14 +31,25 @@ _MEANING = frozenset(
     )
 )
 _COMPUTED = re.compile(
-    r"[\d})] *(?:squared|cubed|factorial)\b|\b(?:square|cube|multiples?|powers?) of\b"
+    r"不(?!同)|大于|小于|多于|少于|至少|至多|超过|以上|以下|平方(?!厘?米|千米|分米)|倍数|根号"
+    r"|一半|相反数|倒数|[\d})] *(?:squared|cubed|factorial)\b|\b(?:square|cube|multiples?|powers?) of\b"
     r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten) (?:in|of|out of)\b",
     re.IGNORECASE,
 )
 _OPPOSITES = re.findall(
-    r"(\w+)/(\w+)", "increas/decreas profit/loss east/west north/south maxim/minim converg/diverg and/or"
+    r"(\w+)/(\w+)",
+    "increas/decreas profit/loss gain/loss east/west north/south maxim/minim converg/diverg "
+    "clockwis/counterclockwis clockwis/anticlockwis upward/downward older/younger earl/late "
+    "faster/slower 向东/向西 增加/减少 盈利/亏损 and/or",
 )
 """Beginnings of words of opposite directions. "and" and "or" are that between inequalities alone."""
+_NO_SYMBOL = re.compile(
+    r"\\(?:frac|sqrt|times|cdot|pi|left|right)(?![a-z])|[^\W\d_]{2,}|(?<=\d) ?x ?(?=\d)"
+    r"|(?<=\d)[eE](?=[-+\d])"
+)
+_FACTOR = re.compile(r"(?!\\(?:,|text|cdot|times)|/[a-z])(?:\\[a-z]|[(+/-])| \\(?:sin|cos|tan)")
+_GLUED = re.compile("at|is|as|so|no|to|on|by|we|us|am|pm|mg|nm|pt|in|or|it|of")
+"""Words and units that are products of symbols when they are written at once behind a formula."""
 _CLAUSE = re.compile(r"\b(?:it|is|are|was|were|be|has|have|we|you|he|she|they|this|that|there)\b", re.I)
 _POWER = r"(?: ?\^ ?\{? ?(?:-[123]|[23]) ?\}?|[23](?!\w))?"
 _SIGNS = r"(?:[lg][et]|ne|in|pm|mp|cup|cap|times|cdot|sqrt|frac|infty|pi)(?![a-z])"
@@ -118,6 +129,10 @@ def without_words(text: str) -> str | None:
     spans = [found.span() for found in _WORD.finditer(text) if _stands_alone(found)]
     if _COMPUTED.search(text) or any(text[slice(*span)].lower() in _MEANING for span in spans):
         return None
+    last = len(text.rstrip(_BETWEEN))  # a letter within a formula is a symbol
+    spans = [
+        one for one in spans if one[1] >= last or not re.fullmatch(r"[a-zA-Z][\W\d]*", text[slice(*one)])
+    ]
     begin, end = 0, len(text)
     while spans and not text[begin : spans[0][0]].strip(_BETWEEN):
         begin = spans.pop(0)[1]
@@ -171,6 +186,21 @@ def _stands_alone(found: re.Match[str]) -> bool:
         return False
     if before.rstrip()[-1:] in tuple("+-*/^") and is_words(found[0]) and len(found[0]) < 4:
         return False
+    if _is_product(found[1], before, found.string[found.end() :]):
+        return False
     if re.match(_UNIT_SIGN, found[1]):
         return True
     return found[1][0] == "\\" or found[1][1:2] in ("", " ", "^", "2", "3") or is_word(found[1])
+
+
+def _is_product(letters: str, before: str, behind: str) -> bool:
+    """Return whether one to three letters are symbols of a formula: mg in mg\\sin x, h in r^2 h.
+
+    `before` and `behind` are the texts around them.
+    """
+    if len(letters) > 3 or not letters.isascii() or not letters.isalpha():
+        return False
+    if len(letters) == 1:
+        return bool(re.search(r"[^\W\d_]", _NO_SYMBOL.sub("", before.rpartition("=")[2])))
+    is_glued = _GLUED.fullmatch(letters) and re.search(r"[}a-zA-Z)]$", before)
+    return bool(_FACTOR.match(behind) or is_glued)

@@ -57,9 +57,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="decides which kinds are killed in turn")
     parser.add_argument("--seconds", type=float, default=WHOLE_S, help="size of the run")
     parser.add_argument(
-        "--limit-s",
-        type=float,
-        help="end a run that takes longer (default: 600, or 300 for a short one)",
+        "--limit-s", type=float, help="end a run that takes longer (default: five times S, at least 600)"
     )
     parser.add_argument("--lose-every", type=int, default=0, help="lose each n-th reply of the server")
     several = parser.add_mutually_exclusive_group()

@@ -87,7 +87,7 @@ def make_plan(seconds: float, *, episodes: bool = False, preempt: bool = False) 
     )
     steps = _START_STEPS + round((_WHOLE_STEPS - _START_STEPS) * share)
     # A short run has the same start and end to get through.
-    return Plan(deck, steps, max(seconds, 600.0), floors)
+    return Plan(deck, steps, max(5 * seconds, 600.0), floors)
 
 
 class Deck:
