@@ -15,6 +15,12 @@ HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 _BYTES = "\0bytes"
 """The only key of a map that stands for bytes in a line of JSON. Its value has a letter per byte."""
 _WORD = re.compile(r"\S+")
+_ACCENT = "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20dc\ufe20-\ufe2f]"
+_UNSEEN = re.compile(
+    "[\u034f\u0488\u0489\u115f\u1160\u17b4\u17b5\u180b-\u180f\u20dd-\u20e4\u3164\uffa0"
+    f"\U000e0100-\U000e01ef]|(?<={_ACCENT * 4}){_ACCENT}"
+)
+"""What Python calls printable: characters without width, frames around a letter, piles of accents."""
 _FORM = "USER:PASSWORD@HOST"  # of a URL in the text of an error
 _PASSWORD = re.compile(r"((?:password|passwd|secret|token|api_?key)=)[^\s&]+", re.IGNORECASE)
 
@@ -118,12 +124,16 @@ def _hide_login(word: re.Match[str]) -> str:
 def printable(text: str) -> str:
     """Return the text with unprintable characters, such as terminal commands, escaped. Line ends stay.
 
-    Unprintable are control characters, line separators, and characters that have no width or change the
-    direction of writing. Every command and every log line of text is printed through this function.
+    Unprintable are control characters, line separators, characters that have no width or change the
+    direction of writing, and the fifth and further accents of a letter. Every command and every log line
+    of text is printed through this function.
     Example:
         >>> printable("a\\x1b[2J")
         'a\\\\x1b[2J'
     """
+    if text.isascii() and text.isprintable():
+        return text
+    text = _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return "".join(
         letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
         for letter in text

@@ -5,6 +5,7 @@ checked before anything heavy is imported: modules such as torch are imported by
 """
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -35,7 +36,7 @@ from penstock.common.config.help import HelpFormatter, Parser, installed_version
 from penstock.common.config.variables import SECTIONS, read_environment, values_of
 from penstock.common.errors import ConfigError, DiskFailed, DiskFull, PenstockError
 from penstock.common.files.disk import failure_of, is_full
-from penstock.common.text import as_block, hide_passwords, printable
+from penstock.common.text import as_block, hide_passwords, printable, short
 
 _FLAG_SHOWN = (
     "warning: every local user sees --redis-url, password included, in the list of processes; set "
@@ -125,6 +126,7 @@ class ResultCommand(Command):
 _READER_GONE = 128 + signal.SIGPIPE
 """Exit code that a shell gives for a program which wrote to a closed pipe."""
 
+_NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 _SHARE = "Be the user who owns the run, or share a new run with your group: RUN_UMASK=027"
 
 CommandType = TypeVar("CommandType", bound=Command)
@@ -184,7 +186,7 @@ def _execute(kind: type[Command], prog: str, given: Sequence[str]) -> int:
 
 
 def _meaning_of(error: PenstockError | OSError, prog: str) -> PenstockError | None:
-    """Return DiskFull, DiskFailed or ConfigError (no right) for the error of a file, else None.
+    """Return DiskFull, DiskFailed or ConfigError (no right, no such path) for a file's error, else None.
 
     A PenstockError means itself. A full disk of actors and rewarders holds no run: it has failed.
     """
@@ -195,6 +197,8 @@ def _meaning_of(error: PenstockError | OSError, prog: str) -> PenstockError | No
         return kind(f"{error}. Make room on the disk, then start again to resume")
     if isinstance(error, PermissionError) and error.filename is not None:
         return ConfigError(f"{error.filename}: this user has no right to it. {_SHARE}")
+    if error.errno in _NO_PATH and error.filename is not None:
+        return ConfigError(f"{short(error.filename)}: {error.strerror}. Name another path")
     return failure_of(error)
 
 

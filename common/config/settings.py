@@ -75,11 +75,19 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @field_validator("*")
+    @classmethod
+    def _fits_64_bits(cls, value: Any) -> Any:
+        """Return the value of a field. Raise ValueError for a whole number that no message can hold."""
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise ValueError("expected a whole number of at most 64 bits")
+        return value
+
 
 class RunSettings(Section):
     """RUN_*: settings that all processes of a run share."""
 
-    name: str = setting("run", "name of the run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = setting("run", "name of the run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     dir: Path = setting(Path("runs"), "folder that holds the folders of the runs")
     lease_s: float = setting(
         15.0, "lease time in seconds; unless renewed, work or the learner's role passes on",

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.common.config.command import execute_command
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.errors import ConfigError, ContractMismatch, DataError, MalformedMessage
+from penstock.common.queues import Queues
 from penstock.common.wire.contract import check_tokenizer
 from penstock.deploy.doctor.inputs import check_inputs
 from penstock.deploy.doctor.shape import find_config
@@ -58,3 +60,9 @@ def test_a_path_with_nul_is_no_contract(tmp_path: Path) -> None:
         replace(contract, model="/models/a\0b")
     with pytest.raises(MalformedMessage, match="a path has the letter NUL"):
         replace(contract, rewards=(replace(reward("accuracy"), source="/a\0b.py"),))
+
+
+def test_a_folder_of_runs_of_such_a_name_is_named(tmp_path: Path, capfd) -> None:
+    flags = ["--run.dir", str(tmp_path / LONG), "--run.name", "a"]
+    assert execute_command(Queues, "queues", ["status", *flags]) == 78
+    assert "File name too long. Name another path" in capfd.readouterr().err

@@ -73,6 +73,12 @@ def test_a_text_keeps_its_letters(hostile):
     assert printable("Größe 数 ∑\n") == "Größe 数 ∑\n"
 
 
+def test_characters_that_nobody_sees_and_piles_of_accents_are_escaped():
+    assert printable("a\u3164b\u034fc\U000e0100") == "a\\u3164b\\u034fc\\U000e0100"
+    assert printable("o" + "\u0301" * 6) == "o" + "\u0301" * 4 + "\\u0301" * 2
+    assert printable("⚠\ufe0f é") == "⚠\ufe0f é"
+
+
 def test_a_log_line_is_one_line(hostile, capfd):
     configure_logs("test", "text")
     log = get_logger("test")
