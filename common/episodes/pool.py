@@ -28,6 +28,7 @@ _CLEANERS = 4
 _LONGEST_METRIC = 100
 _DESCRIBE_S = 60.0
 _SECTION = "ACTOR_EPISODE"
+_TOO_FEW = f"raise the actor's limits (ulimit -a), or lower {_SECTION}_WORKERS"
 _ALL_KILLED = (
     f"{STARTS} processes for an episode were killed before it began: see in the machine's log what "
     "kills them, such as a lack of memory"
@@ -121,22 +122,21 @@ class EpisodePool:
     def begin(self, row: Mapping[str, Any]) -> "Episode":
         """Return a new episode for a row of the data. Its `tools` are set, its environment is not reset.
 
-        Wait for a process to start, if none is idle, and for the environment's class. Raise
-        EpisodeFailed if no process starts, also for a lack of descriptors, the code cannot be imported,
-        the row names no environment of the run, or the class raises.
+        Wait for a process to start, if none is idle, and for the environment's class, which gets the
+        names of the columns. Raise EpisodeFailed if no process starts, also for a lack of descriptors,
+        the code cannot be imported, the row names no environment of the run, or the class raises.
         """
-        try:
-            tools = self.spec.tools_of(row)
-        except ValueError as error:
-            raise EpisodeFailed(str(error)) from error
         step = "starting the agent" if self.spec.agent else "making the environment"
         try:
-            episode, _ = self._start(step, "begin", asdict(self.spec), dict(row))
+            tools, name = self.spec.tools_of(row), self.spec.environment_of(row)
+            episode, wanted = self._start(step, "begin", asdict(self.spec), name, list(row))
+        except ValueError as error:
+            raise EpisodeFailed(str(error)) from error
         except OSError as error:
-            raise EpisodeFailed(
-                f"{step}: {error}: raise the actor's limits (ulimit -a), or lower {_SECTION}_WORKERS"
-            ) from error
-        episode.tools = tools
+            raise EpisodeFailed(f"{step}: {error}: {_TOO_FEW}") from error
+        if not isinstance(wanted, list):
+            raise episode._forged(step)
+        episode.tools, episode.columns = tools, {name: row[name] for name in row if name in wanted}
         return episode
 
     def give_back(self, handle: Handle) -> None:
@@ -210,14 +210,15 @@ class EpisodePool:
 class Episode:
     """One live episode in the process of `handle`, whose requests go through `session`.
 
-    `tools` are the schemas of its tools, at first none. `step` is the name of the running step, ""
-    between steps. The steps block, and raise EpisodeFailed, which names the step, after the time limit,
-    for a crash, and for an answer of another form. After that the episode has ended, and `pool` has the
-    process again. Call one step at a time.
+    `tools` are the schemas of its tools, and `columns` those of the row that its process gets, at first
+    none. `step` is the name of the running step, "" between steps. The steps block, and raise
+    EpisodeFailed, which names the step, after the time limit, for a crash, and for an answer of another
+    form. After that the episode has ended, and `pool` has the process again. Call one step at a time.
     """
 
     def __init__(self, pool: EpisodePool, handle: Handle, session: Session) -> None:
         self.tools: list[Any] = []
+        self.columns: dict[str, Any] = {}
         self.step = ""
         self._pool = pool
         self._handle = handle
@@ -231,7 +232,7 @@ class Episode:
         Raise EpisodeFailed, after which the episode has ended, if reset raises, takes too long or
         returns no text.
         """
-        found = self.ask("reset", "reset")
+        found = self.ask("reset", "reset", self.columns)
         if found is None:
             return None
         if not isinstance(found, str):
@@ -274,7 +275,8 @@ class Episode:
         the episode has ended, if the agent raises, crashes, takes over `agent_timeout_s` of the spec, or
         returns no number and no dict of numbers with "reward". Names are cut to 100 characters.
         """
-        found = self.ask("agent", "agent", base_url, api_key, limit_s=self._pool.spec.agent_timeout_s)
+        limit_s = self._pool.spec.agent_timeout_s
+        found = self.ask("agent", "agent", self.columns, base_url, api_key, limit_s=limit_s)
         if not isinstance(found, dict) or not 0 < len(found) <= MOST_METRICS:
             raise self._forged("agent")
         reward = found.pop("reward", None)

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from types import ModuleType
 from typing import Any
@@ -26,7 +26,7 @@ _NO_TOOLS = frozenset({"reset", "get_reward"})
 
 _modules: dict[str, ModuleType] = {}
 _live: list["_Live"] = []
-"""The episode of this process, if it has begun."""
+"""The episode of this process, from `begin` on."""
 
 
 def load(source: str, digest: str) -> None:
@@ -120,21 +120,35 @@ def _named(name: str, schema: Any) -> Any:
 
 
 class _Live:
-    """The state of an episode: an environment made for `row`, if any, the tools, and an event loop.
+    """The state of an episode: an environment of the class `name`, the tools, and an event loop.
 
-    `spec` has the run's tools and environments. `columns` are the row's columns for reset: all but
-    `environment`, if the run has several. The loop runs tools that are async. Raise ValueError if the
-    row names no environment, ConfigError for wrong tools, and what the environment's class raises.
+    `spec` has the run's code; without environment the name is "". The loop runs async tools. The row is
+    not here, where code of the model can read it. Raise ConfigError for wrong tools, and what the
+    environment's class raises.
     """
 
-    def __init__(self, spec: EpisodeSpec, row: Mapping[str, Any]) -> None:
-        self.spec, self.row = spec, row
+    def __init__(self, spec: EpisodeSpec, name: str) -> None:
+        self.spec = spec
         self.runner = asyncio.Runner()
-        self.columns = set(row) - ({"environment"} if len(spec.environments) > 1 else set())
-        name = spec.environment_of(row)
-        codes = {code.name: code for code in spec.environments}
-        self.environment = find(codes[name])() if name else None
+        codes = [code for code in spec.environments if code.name == name]
+        self.environment = find(codes[0])() if codes else None
         self.tools = tools_of(spec, self.environment)
+
+    def wanted(self, names: Sequence[str]) -> list[str]:
+        """Return those of a row's columns `names` that this episode gets: an agent all, tools none.
+
+        An environment gets those that its reset has parameters for; with ** the others too, but the gold
+        answer only if there is get_reward. One of several environments does not get `environment`.
+        """
+        if self.environment is None:
+            return list(names) if self.spec.agent else []
+        parameters = inspect.signature(self.environment.reset).parameters.values()
+        asked = {one.name for one in parameters if not str(one).startswith("*")}  # *args, **kwargs
+        if any(one.kind is one.VAR_KEYWORD for one in parameters):
+            gold = () if getattr(self.environment, "get_reward", None) else self.spec.gold
+            asked |= {name for name in names if name.lower() not in gold}
+        several = len(self.spec.environments) > 1
+        return [name for name in names if name in asked and (name != "environment" or not several)]
 
     def finished(self, value: Any) -> Any:
         """Return the `value`; of an awaitable, run in the episode's event loop, return its result."""
@@ -148,41 +162,30 @@ class _Live:
         return self.runner.run(wait())
 
 
-def begin(spec: Mapping[str, Any], row: Mapping[str, Any]) -> None:
-    """Make the environment of a row of the data, and store both as the episode of this process.
+def begin(spec: Mapping[str, Any], environment: str, names: Sequence[str]) -> list[str]:
+    """Make the environment, store it as the episode of this process, and return the columns it gets.
 
-    `spec` is an EpisodeSpec as dataclasses.asdict gives it. Raise ValueError if the row names no
-    environment of the run, ConfigError for wrong tools, and what the environment's class raises. Seed
-    the shared generators of numpy and torch too: every forked process has a copy of the same ones.
+    `spec` is an EpisodeSpec as dataclasses.asdict gives it, `environment` a class's name or "", `names`
+    are the row's columns. Raise ConfigError for wrong tools, and what the environment's class raises.
+    Seed the shared generators of numpy and torch too: every forked process has a copy of the same ones.
     """
     for name, seed in (("numpy.random", "seed"), ("torch", "seed")):
         if module := sys.modules.get(name):
             getattr(module, seed)()
-    _live[:] = [_Live(EpisodeSpec.from_plain(spec), row)]
+    _live[:] = [_Live(EpisodeSpec.from_plain(spec), environment)]
+    return _live[0].wanted(names)
 
 
-def _episode() -> _Live:
-    """Return the episode of this process. Raise RuntimeError before `begin`."""
-    if not _live:
-        raise RuntimeError("an episode was asked for a step, expected the call `begin` before it")
-    return _live[0]
+def reset(columns: Mapping[str, Any]) -> str | None:
+    """Call the environment's reset with `columns` as keyword arguments; return its text or None.
 
-
-def reset() -> str | None:
-    """Call the environment's reset with the row's columns as keyword arguments; return its text or None.
-
-    The result is None without an environment too. A reset without ** gets only columns that it has
-    parameters for. Lone surrogates are escaped. Raise TypeError if it returns no text, and what reset
-    raises.
+    `columns` are those that `begin` has asked for. The result is None without an environment too. Lone
+    surrogates are escaped. Raise TypeError if it returns no text, and what reset raises.
     """
-    live = _episode()
+    live = _live[0]
     if live.environment is None:
         return None
-    function = live.environment.reset
-    parameters = inspect.signature(function).parameters.values()
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    names = live.columns if takes_all else live.columns & {one.name for one in parameters}
-    found = live.finished(function(**{name: live.row[name] for name in names}))
+    found = live.finished(live.environment.reset(**columns))
     if found is not None and not isinstance(found, str):
         raise TypeError(f"reset returned {type(found).__name__}, expected None or a text")
     return None if found is None else encodable(found)
@@ -195,7 +198,7 @@ def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     failed True. Raise ValueError for a text over 4,194,304 characters, and MemoryError, SystemExit or
     another exception that is no Exception if the tool does.
     """
-    live = _episode()
+    live = _live[0]
     if name not in live.tools:
         known = ", ".join(live.tools) or "none"
         return _failed(f"there is no tool {name!r}; the tools are: {known}")
@@ -232,7 +235,7 @@ def reward() -> float | None:
     Return None without an environment or get_reward, or for None. Raise ValueError if it is no finite
     number within 1e9, and what get_reward raises.
     """
-    live = _episode()
+    live = _live[0]
     function = getattr(live.environment, "get_reward", None)
     if function is None:
         return None
@@ -254,14 +257,14 @@ def _number(what: str, value: Any, otherwise: str = "") -> float:
     return float(value)
 
 
-def agent(base_url: str, api_key: str) -> dict[str, float | None]:
-    """Call the agent with the row, `base_url` and `api_key`; return its numbers, "reward" among them.
+def agent(row: Mapping[str, Any], base_url: str, api_key: str) -> dict[str, float | None]:
+    """Call the agent with `row`, `base_url` and `api_key`; return its numbers, "reward" among them.
 
     A lone number is the reward; in a dict it may be None. Raise ValueError for any other result.
     """
-    live = _episode()
+    live = _live[0]
     assert live.spec.agent is not None, "the actor asks for this step only in a run with an agent"
-    found = live.finished(find(live.spec.agent)(dict(live.row), base_url, api_key))
+    found = live.finished(find(live.spec.agent)(dict(row), base_url, api_key))
     if not isinstance(found, dict):
         return {"reward": _number("the agent returned", found, ' or a dict with "reward"')}
     texts = all(isinstance(name, str) for name in found)

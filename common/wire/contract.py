@@ -136,6 +136,7 @@ class Contract:
         for code in self.episodes.codes:
             check_names("tool, environment or agent", [code.name])
             check_paths([code.source])
+        check_names("column", self.episodes.gold)
         check_range("agent_sequences", self.episodes.agent_sequences, 1, MOST_SEQUENCES)
         check_plain("schemas of the tools of", self.episodes.schemas)
         if self.chat is not None:

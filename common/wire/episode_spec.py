@@ -30,7 +30,8 @@ class EpisodeSpec:
     With several environments, the row's column `environment` names the class. `schemas` has the JSON
     schemas of the tools by the environment's name, "" without an environment. `max_turns` limits the
     completions of a rollout after which tools are called, 0 is no limit. `step_timeout_s` is the time in
-    seconds of a call of reset, a tool or get_reward.
+    seconds of a call of reset, a tool or get_reward. `gold` are the columns that may hold the gold
+    answer, in lower case: a reset with ** gets them only if there is get_reward.
 
     An `agent` is a coroutine that owns its loop and calls the model through the actor's endpoint.
     `agent_timeout_s` is its time in seconds, `agent_sequences` the most sequences of its rollout.
@@ -44,6 +45,7 @@ class EpisodeSpec:
     agent: OwnCode | None = None
     agent_timeout_s: float = 0.0
     agent_sequences: int = 1
+    gold: tuple[str, ...] = ("solution",)
 
     @property
     def codes(self) -> tuple[OwnCode, ...]:

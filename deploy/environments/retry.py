@@ -9,8 +9,7 @@ class Guess:
     def reset(self, answer: Any, **row: Any) -> None:
         """Begin without attempts. The number is the row's `answer`, or what is in it behind ####.
 
-        GSM8K has such answers. Commas are left out. The other columns, `row`, are not used. Raise
-        ValueError if that is no whole number.
+        GSM8K has such answers. Commas are left out. Raise ValueError if that is no whole number.
         """
         self._answer = int(str(answer).rpartition("####")[2].replace(",", ""))
         self._attempts: list[float] = []

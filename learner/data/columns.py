@@ -93,6 +93,16 @@ def map_columns(
     return ColumnMapping(prompt, solution)
 
 
+def gold_columns(chosen: str) -> tuple[str, ...]:
+    """Return, in lower case, the columns that may hold the gold answer: `chosen` or the usual ones ("").
+
+    The outer columns of nested names, and conversations, which may end with the answer, are there too.
+    """
+    names = ("solution", chosen.lower()) if chosen else SOLUTION_NAMES
+    outer = [name.partition(".")[0] for name in names]
+    return (*names, *outer, "messages", "conversations", "conversation")
+
+
 def _check_is_whole(prompt: str, names: Sequence[str], source: str) -> None:
     """Raise DataError if the question is in two of the columns `names`, `instruction` and `input`."""
     other = {name.lower(): name for name in names}.get("input")

@@ -12,6 +12,7 @@ from penstock.common.errors import ConfigError
 from penstock.common.log import get_logger
 from penstock.common.own_code import digest_of, find_code, path_of, split_source
 from penstock.common.wire.episode_spec import EpisodeSpec, OwnCode
+from penstock.learner.data.columns import gold_columns
 from penstock.learner.data.templates import Template
 
 _SCHEMAS = "penstock.learner.data.tool_schemas"
@@ -22,11 +23,11 @@ log = get_logger(__name__)
 def resolve_episodes(settings: LearnerSettings, template: Template) -> EpisodeSpec:
     """Return the tools and environments, or the agent, that the settings name, with the tools' schemas.
 
-    The result also has the limits of turns, of seconds per step, and of an agent's seconds and
-    sequences. It is an empty EpisodeSpec if the settings name no tool, environment or agent. The user's
-    code is imported in a sandbox process, which reads the schemas off its type hints and docstrings. Log
-    a warning if the chat template in `template` does not show tools to the model. Raise ConfigError if
-    code is not found or cannot be used, or if `template` makes the prompts without a chat template.
+    The result also has the columns of the gold answer and all limits of episodes. It is an empty
+    EpisodeSpec if the settings name no tool, environment or agent. The user's code is imported in a
+    sandbox process, which reads the schemas off its type hints and docstrings. Log a warning if the chat
+    template in `template` does not show tools to the model. Raise ConfigError if code is not found or
+    cannot be used, or if `template` makes the prompts without a chat template.
     """
     if not settings.has_episodes:
         return EpisodeSpec()
@@ -44,6 +45,7 @@ def resolve_episodes(settings: LearnerSettings, template: Template) -> EpisodeSp
         agent=next(iter(_codes("LEARNER_AGENT", [settings.agent] if settings.agent else [])), None),
         agent_timeout_s=settings.agent_timeout_s,
         agent_sequences=settings.agent_sequences,
+        gold=gold_columns(settings.solution_column),
     )
     schemas = _schemas(spec)
     if any(schemas.values()) and "tools" not in template.chat.template:

@@ -69,7 +69,7 @@ def test_after_all_of_them_an_episode_works(hung: dict[str, Any]) -> None:
     [
         ("gigabyte", "MEMORY_GIB"),
         ("allocate", "MEMORY_GIB"),
-        ("long_answer", "letters"),
+        ("long_answer", "characters"),
         ("leave", "exit code 0"),
         ("kill_itself", "exit code -9"),
         ("segfault", "exit code -11"),

@@ -153,6 +153,86 @@ def test_a_reset_gets_the_columns_that_it_asks_for(pool: EpisodePool) -> None:
             assert episode.call("column", {"name": name}).text == repr(value)
 
 
+SEARCHING = """
+import gc
+
+def found() -> str:
+    mark, texts = "".join(("value", " of ")), set()
+    for one in gc.get_objects():
+        for value in gc.get_referents(one, *gc.get_referents(one)):
+            if isinstance(value, str) and value.startswith(mark):
+                texts.add(value)
+    return " ".join(sorted(text[len(mark):] for text in texts))
+
+class Own:
+    def reset(self, SIGNATURE):
+        given = {**locals(), **locals().get("row", {})}
+        return " ".join(sorted(name for name in given if str(given[name]).startswith("value of ")))
+    GET_REWARD = lambda self: 1.0
+"""
+ROW = {name: f"value of {name}" for name in ("Answer", "level", "prompt", "solution")}
+
+
+@pytest.mark.parametrize(
+    ("signature", "get_reward", "expected"),
+    [
+        ("", False, ""),
+        ("", True, ""),
+        ("prompt", False, "prompt"),
+        ("level, *, Answer", False, "Answer level"),
+        ("level='', *, no_column=5", False, "level"),
+        ("**row", False, "level prompt"),
+        ("*solution, Answer, **row", False, "Answer level prompt"),
+        ("**row", True, "Answer level prompt solution"),
+    ],
+)
+def test_a_process_gets_only_the_columns_that_its_reset_asks_for(
+    signature: str, get_reward: bool, expected: str, tmp_path: Path
+) -> None:
+    text = SEARCHING.replace("SIGNATURE", signature)
+    text = text.replace("GET_REWARD", "get_reward") if get_reward else text
+    asked = spec("found", "Own", write_own(tmp_path, text), gold=("answer", "solution"))
+    with closing(make_pool(asked)) as pool, closing(pool.begin(ROW)) as episode:
+        assert episode.call("found", {}).text == ""
+        assert episode.reset() == expected
+
+
+def test_a_process_of_tools_alone_gets_no_column(tmp_path: Path) -> None:
+    asked = spec("found", source=write_own(tmp_path, SEARCHING.replace("SIGNATURE", "")))
+    with closing(make_pool(asked)) as pool, closing(pool.begin(ROW)) as episode:
+        episode.reset()
+        assert episode.call("found", {}).text == ""
+
+
+@pytest.mark.parametrize("wanted", ['"prompt"', '{"prompt": 1}', "null", "5"])
+def test_a_class_that_forges_which_columns_it_gets_fails_the_episode(
+    wanted: str, tmp_path: Path
+) -> None:
+    source = write_own(
+        tmp_path,
+        "import os\n"
+        "class Own:\n"
+        "    def __init__(self):\n"
+        f"        frame = b'{{\"value\": {wanted}}}'\n"
+        "        for number in range(3, 64):\n"
+        "            try: os.write(number, len(frame).to_bytes(4, 'big') + frame)\n"
+        "            except OSError: pass\n"
+        "    def reset(self): pass\n",
+    )
+    with (
+        closing(make_pool(spec("", "Own", source))) as pool,
+        pytest.raises(EpisodeFailed, match=r"making the environment: .* of another form"),
+    ):
+        pool.begin(ROW)
+
+
+def write_own(folder: Path, text: str) -> Path:
+    """A file with this code, which every user can read."""
+    (folder / "own.py").write_text(text)
+    folder.chmod(0o755)
+    return folder / "own.py"
+
+
 def test_all_async_calls_of_an_episode_share_an_event_loop(pool: EpisodePool) -> None:
     with closing(begin(pool, "Loops")) as episode:
         episode.reset()

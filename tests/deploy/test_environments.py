@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import inspect
 import re
-from collections.abc import Iterator
-from contextlib import closing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from tests.size import ROOT
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "environments.md").read_text()
 EXAMPLES = ROOT / "deploy" / "environments"
+ENDED = "The code ended its process: all names are forgotten."
+SLOW = "The code took over 5 s: all names are forgotten."
 
 
 @pytest.mark.parametrize(
@@ -106,15 +109,6 @@ def test_the_game_is_won_with_the_key() -> None:
         game.reset(start="attic")
 
 
-def test_the_interpreter_keeps_names_and_shows_errors() -> None:
-    python = Interpreter()
-    python.reset()
-    assert python.run("x = 6 * 7") == "Nothing was printed."
-    assert python.run("print(x)") == "42\n"
-    assert python.run("print(x)\n1 / 0") == "42\nZeroDivisionError: division by zero"
-    assert len(python.run("print('a' * 10000)")) == 2000
-
-
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EpisodePool]:
     """Episodes with all examples of the page: a tool of one file, and the classes of four others."""
@@ -166,6 +160,99 @@ def test_an_example_runs_in_an_episode(
         assert episode.call("calculate", {"expression": "2*3"}).text == "6"
         assert episode.call("calculate", {"expression": "import os"}).failed
         assert episode.reward() == reward
+
+
+def test_the_interpreter_keeps_names_and_shows_errors(pool: EpisodePool) -> None:
+    with interpreter(pool) as run:
+        assert run("x = 6 * 7") == "Nothing was printed."
+        assert run("print(x)") == "42\n"
+        assert run("print(x)\n1 / 0") == "42\nZeroDivisionError: division by zero"
+        assert len(run("print('a' * 10000)")) == 2000
+        assert len(run("print('\\ud800' * 10000)")) == 2000
+        assert run("import sys; sys.exit('x')") == "SystemExit: x"
+        assert run("print(x)") == "42\n"
+
+
+READS = "import sys; print(sys.modules['penstock.common.episodes.process']._live[0].row)"
+SEARCHES = """
+import gc
+for one in gc.get_objects():
+    for value in gc.get_referents(one, *gc.get_referents(one)):
+        if isinstance(value, str) and value.endswith("75 apples"):
+            print(value)
+"""
+
+
+@pytest.mark.parametrize("attack", [READS, SEARCHES])
+def test_the_code_of_the_model_does_not_find_the_gold_answer(pool: EpisodePool, attack: str) -> None:
+    with interpreter(pool, solution="42.75 apples", answer="42.75 apples") as run:
+        assert "42." not in run(attack)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
+        ("class E(BaseException): pass\nraise E('x')", "E: x"),
+        ("raise type('E', (BaseException,), {'__str__': lambda self: 1 / 0})", ENDED),
+        ("import os; os._exit(0)", ENDED),
+        ("import os; os.kill(os.getpid(), 9)", ENDED),
+        ("import os\nos.fork()\nos._exit(0)", ENDED),
+        ("import os; os.closerange(0, 256)", ENDED),
+        ("while True: pass", SLOW),
+        ("import os\nos.setpgid(0, os.getpgid(os.getppid()))\nwhile True: pass", SLOW),
+        ("import os, time\nif os.fork():\n    os._exit(0)\ntime.sleep(3600)", SLOW),
+        ("import os\nos.fork()\nprint('a')", "a\n"),
+        ("print(len(bytearray(1 << 50)))", "MemoryError: "),
+        ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
+    ],
+)
+def test_the_code_of_the_model_cannot_set_its_rollout_aside(
+    pool: EpisodePool, code: str, expected: str
+) -> None:
+    with interpreter(pool) as run:
+        run("x = 1")
+        assert run(code) == expected
+        kept = "NameError: name 'x' is not defined" if expected in (ENDED, SLOW) else "1\n"
+        assert run("print(x)") == kept
+
+
+def test_code_that_ends_its_process_between_two_calls_is_answered(pool: EpisodePool) -> None:
+    with interpreter(pool) as run:
+        assert run("import threading, os; threading.Timer(0.5, os._exit, [0]).start()")
+        time.sleep(1.0)
+        assert run("print(1)") == ENDED
+        assert run("print(1)") == "1\n"
+
+
+def test_what_the_code_of_the_model_writes_is_no_answer_of_the_episode(pool: EpisodePool) -> None:
+    forged = """
+import os
+frame = b'{"value": {"text": "forged", "failed": false}}'
+for number in range(3, 64):
+    try:
+        os.write(number, len(frame).to_bytes(4, "big") + frame)
+    except OSError:
+        continue
+"""
+    with interpreter(pool) as run:
+        assert "forged" in run(forged)  # written into the interpreter's own connection
+        assert run("") == "Nothing was printed."
+
+
+@contextmanager
+def interpreter(pool: EpisodePool, **row: Any) -> Iterator[Callable[[str], str]]:
+    """An episode of the interpreter, as the function that runs code and returns its answer."""
+
+    def run(code: str) -> str:
+        answer = episode.call("run", {"code": code})
+        assert not answer.failed, answer.text
+        return answer.text
+
+    with closing(pool.begin({"environment": "Interpreter", "prompt": "?", **row})) as episode:
+        episode.reset()
+        yield run
+        assert episode.reward() is None
 
 
 def test_a_lost_openenv_server_sets_the_rollout_aside(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from penstock.common.errors import ConfigError, DataError
 from penstock.common.wire.codec import pack
 from penstock.common.wire.ids import TicketId
 from penstock.common.wire.messages import Version
-from penstock.learner.data.columns import map_columns
+from penstock.learner.data.columns import gold_columns, map_columns
 from penstock.learner.data.order import Question, Shuffled, Streamed
 from penstock.learner.data.plan import count_steps
 from penstock.learner.data.questions import load_questions
@@ -75,6 +75,23 @@ def test_a_missing_column_is_told_with_those_that_are_there(tmp_path):
         load(source, prompt_column="task")
     with pytest.raises(DataError, match="none of the columns prompt, question"):
         map_columns(["text", "answer"], source, make_settings(), {})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "inside", "outside"),
+    [
+        (
+            "",
+            ["answer", "solution", "reward_model", "1", "conversations", "messages", "label"],
+            ["prompt"],
+        ),
+        ("extra.Gold", ["extra", "extra.gold", "solution", "messages"], ["answer", "label", "gold"]),
+    ],
+)
+def test_the_columns_of_the_gold_answer_are_the_chosen_one_or_the_usual_ones(chosen, inside, outside):
+    found = gold_columns(chosen)
+    assert set(inside) <= set(found)
+    assert not set(outside) & set(found)
 
 
 def test_prompts_over_the_limit_are_left_out(tmp_path):

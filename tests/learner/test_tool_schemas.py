@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.common.errors import ConfigError
+from penstock.learner.data.episode_specs import resolve_episodes
 from penstock.learner.data.tool_schemas import schema_of
+from tests.common import bad_environments
 from tests.common.bad_environments import Counter, add, later
+from tests.learner.builders import make_settings
 
 
 def untyped(a):  # type: ignore[no-untyped-def]
@@ -45,3 +49,12 @@ def test_functions_sync_or_async_and_methods_have_a_schema(tool: Callable[..., A
     assert schema["name"] == tool.__name__
     assert "self" not in schema["parameters"]["properties"]
     assert schema["parameters"]["required"]
+
+
+def test_the_spec_of_a_run_names_the_columns_of_the_gold_answer() -> None:
+    settings = make_settings(tools=[f"{bad_environments.__file__}:add"], solution_column="Gold")
+    template: Any = SimpleNamespace(chat=SimpleNamespace(template="tools"))
+    found = resolve_episodes(settings, template)
+    assert [tool["function"]["name"] for tool in found.schemas[""]] == ["add"]
+    assert {"gold", "solution"} <= set(found.gold)
+    assert "gold" not in resolve_episodes(make_settings(), template).gold
