@@ -1,6 +1,7 @@
 """From one group to its outcome, under the run's contract, which may change."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,11 +149,11 @@ class Scorer:
         """Add the values of the reward `spec`, and what it logged, to `scores`.
 
         `arguments` have one value per rollout. Rollouts with a failure are not passed, and get None. If
-        the call fails, each completion is scored alone. For one that fails again, the text is stored as
-        its failure. The others are scored together again: a reward may compare them. If none is left, no
-        values are added. A judge's missing score is a failure of its rollout too. Raise ScoringFailed if
-        that second call fails, if the reward fails for the harmless completion `0` too, or if all
-        rewards of the group together logged too much.
+        the call fails, each completion is scored alone, and those for which that does not fail are
+        scored together again: a reward may compare them. This may take as long as they took alone, and
+        REWARDER_TIMEOUT_S more. If none is left, no values are added. A judge's missing score is a
+        failure of its rollout too. Raise ScoringFailed if that second call fails, if the reward fails
+        for the harmless completion `0` too, or if all rewards of the group together logged too much.
         """
         try:
             found = self.pool.score(spec, _only(arguments, scores.healthy))
@@ -160,15 +161,11 @@ class Scorer:
             if TOO_LONG in str(error):  # said before the tries that may take as long again
                 self.failed.tell(str(error), "its completions are tried one by one")
             self._check_without_completion(spec, _only(arguments, scores.healthy[:1]), error)
-            for index in scores.healthy:
-                try:
-                    self.pool.score(spec, _only(arguments, [index]))
-                except ScoringFailed as alone:
-                    scores.failures[index] = str(alone)[:SHOWN]
-                    self.failed.tell(str(alone), _ONE_FAILED, as_text(arguments["completions"][index]))
+            spent_s = self._score_alone(spec, arguments, scores)
             if not scores.healthy:
                 return
-            found = self.pool.score(spec, _only(arguments, scores.healthy))
+            limit_s = self.pool.timeout_s + spent_s
+            found = self.pool.score(spec, _only(arguments, scores.healthy), limit_s)
         scores.rewards[spec.name] = scores.spread(found.values)
         if spec.kind == JUDGE:
             scores.set_aside(spec.name)
@@ -178,6 +175,24 @@ class Scorer:
             check_logged(scores.extra, scores.metrics)
         except ValueError as error:
             raise ScoringFailed(f"reward {spec.name} and those before it: {error}") from error
+
+    def _score_alone(
+        self, spec: RewardSpec, arguments: dict[str, list[Any]], scores: GroupScores
+    ) -> float:
+        """Score each rollout without a failure alone; return the seconds of the calls that succeeded.
+
+        For a rollout whose call fails, the text is stored as its failure in `scores`.
+        """
+        spent_s = 0.0
+        for index in scores.healthy:
+            began = time.monotonic()
+            try:
+                self.pool.score(spec, _only(arguments, [index]))
+                spent_s += time.monotonic() - began
+            except ScoringFailed as alone:
+                scores.failures[index] = str(alone)[:SHOWN]
+                self.failed.tell(str(alone), _ONE_FAILED, as_text(arguments["completions"][index]))
+        return spent_s
 
     def _check_without_completion(
         self, spec: RewardSpec, arguments: dict[str, list[Any]], found: ScoringFailed

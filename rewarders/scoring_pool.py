@@ -79,11 +79,17 @@ class ScoringPool(SandboxPool):
             return f"{outcome.reason}{_file_of(spec, outcome)}"
         return short(outcome) if isinstance(outcome, str) else "its check returned no text"
 
-    def score(self, spec: RewardSpec, arguments: Arguments) -> Scores:
+    @property
+    def timeout_s(self) -> float:
+        """Return REWARDER_TIMEOUT_S, the seconds that a call of a reward may take by default."""
+        return self._rewarder_settings.timeout_s
+
+    def score(self, spec: RewardSpec, arguments: Arguments, timeout_s: float = 0.0) -> Scores:
         """Return what a reward gives for one group: G values, and the columns and metrics it logged.
 
         The kind of `spec` decides whether a sandbox process, a reward model or a judge is asked.
-        `arguments`, by name, have G values each. Raise ScoringFailed if the call fails, takes too long
+        `arguments`, by name, have G values each. A call in a sandbox process may take `timeout_s`
+        seconds, by default REWARDER_TIMEOUT_S. Raise ScoringFailed if the call fails, takes too long
         or gives wrong values, SandboxFailed or ConfigError if no sandbox process can be started.
         """
         if spec.kind == MODEL:
@@ -91,7 +97,7 @@ class ScoringPool(SandboxPool):
         if spec.kind == JUDGE:
             return self._score_by_judge(spec, arguments)
         work = f"{_CALLS}:call_reward"
-        outcome = self.run(work, asdict(spec), dict(arguments), code=_code_of(spec))
+        outcome = self.run(work, asdict(spec), dict(arguments), code=_code_of(spec), timeout_s=timeout_s)
         if isinstance(outcome, Mistake):
             remedy = f" ({_SLOW})" if outcome.reason.startswith(TOO_LONG) else ""
             raise ScoringFailed(f"reward {spec.name}: {outcome.reason}{remedy}{_file_of(spec, outcome)}")

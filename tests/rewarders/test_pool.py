@@ -116,6 +116,11 @@ def test_what_goes_wrong_is_a_failure_and_the_next_scoring_works(
     assert score(pool, "length_in_letters", "a") == (1.0,)
 
 
+def test_a_call_may_have_a_limit_of_its_own(make_pool: MakePool) -> None:
+    with pytest.raises(ScoringFailed, match=r"took more than 0.5 s .REWARDER_TIMEOUT_S"):
+        make_pool().score(reward("hang"), arguments("a"), timeout_s=0.5)
+
+
 @pytest.mark.parametrize("name", ["hang", "hang_in_c", "spin"])
 def test_a_hang_is_killed_and_the_next_scoring_works(make_pool: MakePool, name: str) -> None:
     pool = make_pool(timeout_s=4.0)
