@@ -33,6 +33,11 @@ from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 log = get_logger(__name__)
 
 _ONE_FAILED = "the completion has no reward, the others of its group are scored"
+_MOST_LATE = 3
+"""Completions of a group for which a reward may take all of REWARDER_TIMEOUT_S; others get a tenth."""
+_A_TENTH = (
+    f"that is a tenth of it, because {_MOST_LATE} completions of the group took more than all of it"
+)
 _NOT_THE_ANSWERS = "no completion is at fault; correct the reward, or the columns of this question"
 
 
@@ -181,17 +186,24 @@ class Scorer:
     ) -> float:
         """Score each rollout without a failure alone; return the seconds of the calls that succeeded.
 
-        For a rollout whose call fails, the text is stored as its failure in `scores`.
+        For a rollout whose call fails, the text is stored as its failure in `scores`. After three calls
+        that took more than REWARDER_TIMEOUT_S, each further call may take a tenth of that: a group of
+        endless completions would hold its scoring process for too long.
         """
-        spent_s = 0.0
+        late, spent_s = 0, 0.0
         for index in scores.healthy:
+            limit_s = self.pool.timeout_s * (1.0 if late < _MOST_LATE else 0.1)
             began = time.monotonic()
             try:
-                self.pool.score(spec, _only(arguments, [index]))
+                self.pool.score(spec, _only(arguments, [index]), limit_s)
                 spent_s += time.monotonic() - began
-            except ScoringFailed as alone:
-                scores.failures[index] = str(alone)[:SHOWN]
-                self.failed.tell(str(alone), _ONE_FAILED, as_text(arguments["completions"][index]))
+            except ScoringFailed as error:
+                alone = str(error)
+                if alone.startswith(f"reward {spec.name}: {TOO_LONG}"):
+                    alone += f"; {_A_TENTH}" if late >= _MOST_LATE else ""
+                    late += 1
+                scores.failures[index] = alone[:SHOWN]
+                self.failed.tell(alone, _ONE_FAILED, as_text(arguments["completions"][index]))
         return spent_s
 
     def _check_without_completion(

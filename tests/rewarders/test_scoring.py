@@ -94,6 +94,22 @@ def test_a_group_of_completions_that_are_slow_but_not_too_slow_is_scored(monkeyp
     assert pool.calls[-1] == (3, 70.0)
 
 
+def test_a_group_of_endless_completions_does_not_hold_its_worker_for_long(monkeypatch, folder) -> None:
+    pool = TimedPool(monkeypatch)
+    scorer, contract = scorer_for(pool, folder, length=1.0)
+    endless = ["99"] * 6
+    outcome = scorer.score_group(make_group(contract, "train:0", *endless, "1", "2", "4"))
+    assert isinstance(outcome, ScoredGroup)
+    assert outcome.rewards == {"length": (None,) * 6 + (1.0, 2.0, None)}
+    assert [limit for size, limit in pool.calls if size == 1] == [30.0] * 4 + [3.0] * 6
+    assert outcome.failures[2] == "reward length: took more than 30 s"
+    why = "because 3 completions of the group took more than all of it"
+    for late in (5, 8):
+        assert (
+            outcome.failures[late] == f"reward length: took more than 3 s; that is a tenth of it, {why}"
+        )
+
+
 def test_a_question_that_hangs_every_scoring_is_found_at_once(pool, folder) -> None:
     scorer, contract = scorer_for(pool, folder, accuracy=1.0)
     calls = pool.finished
