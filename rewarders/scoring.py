@@ -155,8 +155,8 @@ class Scorer:
 
         `arguments` have one value per rollout. Rollouts with a failure are not passed, and get None. If
         the call fails, each completion is scored alone, and those for which that does not fail are
-        scored together again: a reward may compare them. This may take as long as they took alone, and
-        REWARDER_TIMEOUT_S more. If none is left, no values are added. A judge's missing score is a
+        scored together again: a reward may compare them. This may take REWARDER_TIMEOUT_S longer than
+        the calls one by one took. If none is left, no values are added. A judge's missing score is a
         failure of its rollout too. Raise ScoringFailed if that second call fails, if the reward fails
         for the harmless completion `0` too, or if all rewards of the group together logged too much.
         """
@@ -166,10 +166,11 @@ class Scorer:
             if TOO_LONG in str(error):  # said before the tries that may take as long again
                 self.failed.tell(str(error), "its completions are tried one by one")
             self._check_without_completion(spec, _only(arguments, scores.healthy[:1]), error)
-            spent_s = self._score_alone(spec, arguments, scores)
+            began = time.monotonic()
+            self._score_alone(spec, arguments, scores)
             if not scores.healthy:
                 return
-            limit_s = self.pool.timeout_s + spent_s
+            limit_s = self.pool.timeout_s + time.monotonic() - began
             found = self.pool.score(spec, _only(arguments, scores.healthy), limit_s)
         scores.rewards[spec.name] = scores.spread(found.values)
         if spec.kind == JUDGE:
@@ -183,28 +184,23 @@ class Scorer:
 
     def _score_alone(
         self, spec: RewardSpec, arguments: dict[str, list[Any]], scores: GroupScores
-    ) -> float:
-        """Score each rollout without a failure alone; return the seconds of the calls that succeeded.
+    ) -> None:
+        """Score each rollout without a failure alone, and store in `scores` why some of the calls fail.
 
-        For a rollout whose call fails, the text is stored as its failure in `scores`. After three calls
-        that took more than REWARDER_TIMEOUT_S, each further call may take a tenth of that: a group of
-        endless completions would hold its scoring process for too long.
+        After three calls that took more than REWARDER_TIMEOUT_S, others may take a tenth of it: a group
+        of endless completions would hold its process too long.
         """
-        late, spent_s = 0, 0.0
+        late = 0
         for index in scores.healthy:
             limit_s = self.pool.timeout_s * (1.0 if late < _MOST_LATE else 0.1)
-            began = time.monotonic()
             try:
                 self.pool.score(spec, _only(arguments, [index]), limit_s)
-                spent_s += time.monotonic() - began
             except ScoringFailed as error:
-                alone = str(error)
-                if alone.startswith(f"reward {spec.name}: {TOO_LONG}"):
-                    alone += f"; {_A_TENTH}" if late >= _MOST_LATE else ""
-                    late += 1
+                is_late = str(error).startswith(f"reward {spec.name}: {TOO_LONG}")
+                alone = f"{error}; {_A_TENTH}" if is_late and late >= _MOST_LATE else str(error)
+                late += is_late
                 scores.failures[index] = alone[:SHOWN]
                 self.failed.tell(alone, _ONE_FAILED, as_text(arguments["completions"][index]))
-        return spent_s
 
     def _check_without_completion(
         self, spec: RewardSpec, arguments: dict[str, list[Any]], found: ScoringFailed

@@ -85,13 +85,13 @@ class TimedPool:
 
 
 def test_a_group_of_completions_that_are_slow_but_not_too_slow_is_scored(monkeypatch, folder) -> None:
-    """Together they take 40 s. The second call of the group may take that long, and the limit more."""
+    """The three take 40 s together. Their call may take 30 s longer than the 70 s of all four alone."""
     pool = TimedPool(monkeypatch)
     scorer, contract = scorer_for(pool, folder, length=1.0)
     outcome = scorer.score_group(make_group(contract, "train:0", "20", "99", "12", "8"))
     assert isinstance(outcome, ScoredGroup)
     assert outcome.rewards == {"length": (20.0, None, 12.0, 8.0)}
-    assert pool.calls[-1] == (3, 70.0)
+    assert pool.calls[-1] == (3, 100.0)
 
 
 def test_a_group_of_endless_completions_does_not_hold_its_worker_for_long(monkeypatch, folder) -> None:
