@@ -162,6 +162,16 @@ def test_a_column_of_bytes_fails_no_reward(pool: ScoringPool) -> None:
     assert score(pool, "accuracy", "5", "6", solution="5", image=b"\x89PNG\xff") == (1.0, 0.0)
 
 
+def test_a_large_column_is_sent_once_for_all_completions(pool: ScoringPool) -> None:
+    """One copy for each of 64 completions would be over 512 MiB, the most that a request may have."""
+    texts = ["a"] * 64
+    assert score(pool, "length_in_letters", *texts, context="x" * (9 * 2**20)) == (1.0,) * 64
+
+
+def test_what_a_reward_changes_in_one_value_of_a_column_is_not_in_the_others(pool: ScoringPool) -> None:
+    assert score(pool, "changes_the_first", "a", "b", "c", cases=[[1, 2]]) == (3.0, 2.0, 2.0)
+
+
 def test_a_reward_without_its_column_is_a_failure(pool: ScoringPool) -> None:
     with pytest.raises(ScoringFailed, match="solution"):
         score(pool, "accuracy", "5")
