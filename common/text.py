@@ -150,6 +150,11 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+def indented(text: str) -> str:
+    """Return the text with all lines but the first indented by two spaces: "a\\n  b" for "a\\rb"."""
+    return "\n  ".join(text.splitlines())
+
+
 def as_block(text: str) -> str:
     """Return the text as `printable` does, with all lines but the first indented by two spaces.
 

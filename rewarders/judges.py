@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from penstock.common.config.judge_file import JudgeFile, explain_judge
 from penstock.common.config.settings import RewarderSettings
-from penstock.common.text import as_text, short
+from penstock.common.text import as_text, indented, short
 from penstock.common.wire.reward_spec import RewardSpec
 from penstock.rewarders.reward_process import Scores
 
@@ -242,15 +242,17 @@ def _question(template: str, arguments: Mapping[str, Sequence[Any]], index: int)
 def _spoken(value: Any) -> str:
     """Return the text of a prompt or completion, in which a list of messages is "role: content" lines.
 
-    A single message of a user is its content alone, a message without content its tool calls as JSON.
-    A `value` that is no list of maps stays a text, or becomes JSON.
+    All lines of a message but the first are indented by two spaces. A single message of a user is its
+    content alone, a message without content its tool calls as JSON. A `value` that is no list of maps
+    stays a text, or becomes JSON.
     """
     if not (isinstance(value, list) and all(isinstance(one, dict) for one in value)):
         return as_text(value)
     lines = [as_text(one.get("content") or one.get("tool_calls") or "") for one in value]
     if len(value) == 1 and value[0].get("role") == "user":
         return lines[0]
-    return "\n".join(f"{one.get('role')}: {line}" for one, line in zip(value, lines, strict=True))
+    said = (f"{one.get('role')}: {line}" for one, line in zip(value, lines, strict=True))
+    return "\n".join(map(indented, said))  # else a message could contain lines of other speakers
 
 
 def _without_key(error: Exception) -> str:

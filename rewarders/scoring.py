@@ -1,6 +1,7 @@
 """From one group to its outcome, under the run's contract, which may change."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,11 @@ from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 log = get_logger(__name__)
 
 _ONE_FAILED = "the completion has no reward, the others of its group are scored"
+_MOST_LATE = 3
+"""Completions of a group for which a reward may take all of REWARDER_TIMEOUT_S; others get a tenth."""
+_A_TENTH = (
+    f"that is a tenth of it, because {_MOST_LATE} completions of the group took more than all of it"
+)
 _NOT_THE_ANSWERS = "no completion is at fault; correct the reward, or the columns of this question"
 
 
@@ -148,11 +154,11 @@ class Scorer:
         """Add the values of the reward `spec`, and what it logged, to `scores`.
 
         `arguments` have one value per rollout. Rollouts with a failure are not passed, and get None. If
-        the call fails, each completion is scored alone. For one that fails again, the text is stored as
-        its failure. The others are scored together again: a reward may compare them. If none is left, no
-        values are added. A judge's missing score is a failure of its rollout too. Raise ScoringFailed if
-        that second call fails, if the reward fails for the harmless completion `0` too, or if all
-        rewards of the group together logged too much.
+        the call fails, each completion is scored alone, and those for which that does not fail are
+        scored together again: a reward may compare them. This may take REWARDER_TIMEOUT_S longer than
+        the calls one by one took. If none is left, no values are added. A judge's missing score is a
+        failure of its rollout too. Raise ScoringFailed if that second call fails, if the reward fails
+        for the harmless completion `0` too, or if all rewards of the group together logged too much.
         """
         try:
             found = self.pool.score(spec, _only(arguments, scores.healthy))
@@ -160,15 +166,12 @@ class Scorer:
             if TOO_LONG in str(error):  # said before the tries that may take as long again
                 self.failed.tell(str(error), "its completions are tried one by one")
             self._check_without_completion(spec, _only(arguments, scores.healthy[:1]), error)
-            for index in scores.healthy:
-                try:
-                    self.pool.score(spec, _only(arguments, [index]))
-                except ScoringFailed as alone:
-                    scores.failures[index] = str(alone)[:SHOWN]
-                    self.failed.tell(str(alone), _ONE_FAILED, as_text(arguments["completions"][index]))
+            began = time.monotonic()
+            self._score_alone(spec, arguments, scores)
             if not scores.healthy:
                 return
-            found = self.pool.score(spec, _only(arguments, scores.healthy))
+            limit_s = self.pool.timeout_s + time.monotonic() - began
+            found = self.pool.score(spec, _only(arguments, scores.healthy), limit_s)
         scores.rewards[spec.name] = scores.spread(found.values)
         if spec.kind == JUDGE:
             scores.set_aside(spec.name)
@@ -178,6 +181,26 @@ class Scorer:
             check_logged(scores.extra, scores.metrics)
         except ValueError as error:
             raise ScoringFailed(f"reward {spec.name} and those before it: {error}") from error
+
+    def _score_alone(
+        self, spec: RewardSpec, arguments: dict[str, list[Any]], scores: GroupScores
+    ) -> None:
+        """Score each rollout without a failure alone, and store in `scores` why some of the calls fail.
+
+        After three calls that took more than REWARDER_TIMEOUT_S, others may take a tenth of it: a group
+        of endless completions would hold its process too long.
+        """
+        late = 0
+        for index in scores.healthy:
+            limit_s = self.pool.timeout_s * (1.0 if late < _MOST_LATE else 0.1)
+            try:
+                self.pool.score(spec, _only(arguments, [index]), limit_s)
+            except ScoringFailed as error:
+                is_late = str(error).startswith(f"reward {spec.name}: {TOO_LONG}")
+                alone = f"{error}; {_A_TENTH}" if is_late and late >= _MOST_LATE else str(error)
+                late += is_late
+                scores.failures[index] = alone[:SHOWN]
+                self.failed.tell(alone, _ONE_FAILED, as_text(arguments["completions"][index]))
 
     def _check_without_completion(
         self, spec: RewardSpec, arguments: dict[str, list[Any]], found: ScoringFailed

@@ -14,7 +14,7 @@ from penstock.common.sandbox.settings import Code, SandboxSettings
 from penstock.common.wire.reward_spec import JUDGE, MODEL, RewardSpec
 from penstock.rewarders.judges import JudgeFailed, Judges
 from penstock.rewarders.reward_models import ModelFailed, ModelProcess, conversations_of
-from penstock.rewarders.reward_process import Arguments, Scores, scores_of
+from penstock.rewarders.reward_process import Arguments, Scores, scores_of, shared_once
 
 _CALLS = "penstock.rewarders.reward_process"
 _CHECKS = 3
@@ -35,14 +35,15 @@ class ScoringFailed(PenstockError):
 class ScoringPool(SandboxPool):
     """A SandboxPool of REWARDER_WORKERS processes, a process per reward model, and the judges.
 
-    `settings` are the REWARDER_* settings. Creating the pool starts the sandbox processes; a reward
-    model's process and the judges' thread start at their first use. Raise ConfigError if the user
-    REWARDER_USER does not exist or the memory limit is too low, SandboxFailed if one of the sandbox
-    processes does not start.
+    `settings` are the REWARDER_* settings; `timeout_s` is one of them. Creating the pool starts the
+    sandbox processes; a reward model's process and the judges' thread start at their first use. Raise
+    ConfigError if the user REWARDER_USER does not exist or the memory limit is too low, SandboxFailed if
+    one of the sandbox processes does not start.
     """
 
     def __init__(self, settings: RewarderSettings) -> None:
         self._rewarder_settings = settings
+        self.timeout_s = settings.timeout_s
         self._models: dict[tuple[str, str], ModelProcess] = {}
         self._judges = Judges(settings, self._count_call)
         super().__init__(
@@ -79,24 +80,26 @@ class ScoringPool(SandboxPool):
             return f"{outcome.reason}{_file_of(spec, outcome)}"
         return short(outcome) if isinstance(outcome, str) else "its check returned no text"
 
-    def score(self, spec: RewardSpec, arguments: Arguments) -> Scores:
+    def score(self, spec: RewardSpec, arguments: Arguments, timeout_s: float = 0.0) -> Scores:
         """Return what a reward gives for one group: G values, and the columns and metrics it logged.
 
         The kind of `spec` decides whether a sandbox process, a reward model or a judge is asked.
-        `arguments`, by name, have G values each. Raise ScoringFailed if the call fails, takes too long
+        `arguments`, by name, have G values each. A call in a sandbox process may take `timeout_s`
+        seconds, by default REWARDER_TIMEOUT_S. Raise ScoringFailed if the call fails, takes too long
         or gives wrong values, SandboxFailed or ConfigError if no sandbox process can be started.
         """
         if spec.kind == MODEL:
             return self._score_by_model(spec, arguments)
         if spec.kind == JUDGE:
             return self._score_by_judge(spec, arguments)
-        work = f"{_CALLS}:call_reward"
-        outcome = self.run(work, asdict(spec), dict(arguments), code=_code_of(spec))
+        size = len(arguments["completions"])
+        given = (asdict(spec), shared_once(arguments), size)
+        outcome = self.run(f"{_CALLS}:call_reward", *given, code=_code_of(spec), timeout_s=timeout_s)
         if isinstance(outcome, Mistake):
             remedy = f" ({_SLOW})" if outcome.reason.startswith(TOO_LONG) else ""
             raise ScoringFailed(f"reward {spec.name}: {outcome.reason}{remedy}{_file_of(spec, outcome)}")
         try:
-            return scores_of(outcome, len(arguments["completions"]))
+            return scores_of(outcome, size)
         except (ValueError, OverflowError, RecursionError, TypeError) as error:
             raise ScoringFailed(f"reward {spec.name}: {short(error)}") from error
 

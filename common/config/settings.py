@@ -189,7 +189,7 @@ class RewarderSettings(Section):
     """REWARDER_*: one pool of scoring processes. The run's contract names the rewards."""
 
     workers: int = setting(2, "scoring processes; one that hangs is killed and replaced", ge=1)
-    timeout_s: float = setting(30.0, "seconds that one reward of one group may take", gt=0)
+    timeout_s: float = setting(30.0, "seconds that one call of a reward may take", gt=0)
     user: str = setting("nobody", "user of scoring processes if root starts the rewarder; empty: root")
     environment: Names = setting([], "variables that scoring processes see beside PATH and a few")
     reward_model_device: str = setting("", "device of reward models; empty: a GPU if there is one")

@@ -53,34 +53,37 @@ class SandboxPool:
         """Kill the idle processes and the nurseries, and let an exception of the context pass."""
         self.close()
 
-    def run(self, work: str, *arguments: Any, code: Code | None = None) -> Any | Mistake:
+    def run(
+        self, work: str, *arguments: Any, code: Code | None = None, timeout_s: float = 0.0
+    ) -> Any | Mistake:
         """Call the function `work`, "package.module:function", in an idle process; return its result.
 
-        Wait for an idle process without a limit, then for the result at most `timeout_s` of the
-        settings. `code` is the user's code that the process has imported, and no other; None is built-in
-        code. If the code has no process yet, one is started first. A call of user's code is forked, so
-        that it sees nothing that another left. Code that cannot be forked gets a new process every 100
-        calls, built-in code every 1000. `arguments` are plain data (bytes too), the result is JSON,
-        which the caller has to check. A Mistake has the text of an exception of `work`, or says that the
-        arguments or the import failed, the call took too long, needed too much memory, or ended its
-        process. Raise SandboxFailed if five processes in a row ended before the call, for any code, and
-        ConfigError if no process for built-in code can start. Unless the arguments are wrong, `finished`
-        is one higher afterwards.
+        Wait for an idle process without a limit, then for the result at most `timeout_s` seconds, by
+        default those of the settings. `code` is the user's code that the process has imported, and no
+        other; None is built-in code. If the code has no process yet, one is started first. A call of
+        user's code is forked, so that it sees nothing that another left. Code that cannot be forked gets
+        a new process every 100 calls, built-in code every 1000. `arguments` are plain data (bytes too),
+        the result is JSON, which the caller has to check. A Mistake has the text of an exception of
+        `work`, or says that the arguments or the import failed, the call took too long, needed too much
+        memory, or ended its process. Raise SandboxFailed if five processes in a row ended before the
+        call, for any code, and ConfigError if no process for built-in code can start. Unless the
+        arguments are wrong, `finished` is one higher afterwards.
         """
         try:
             request = frames.pack_request({"work": work, "arguments": arguments})
         except (TypeError, ValueError, OverflowError) as error:
             return Mistake(f"the arguments are no plain data: {error}")
+        limit_s = timeout_s or self._settings.timeout_s
         slot = self._idle.get()
         try:
-            outcome = self._run_in(slot, request, code)
+            outcome = self._run_in(slot, request, code, limit_s)
         finally:
             self._idle.put(slot)
             with self._lock:
                 self.finished += 1
         if isinstance(outcome, Mistake):
             return outcome
-        return outcome_of(outcome, self._settings, self._settings.timeout_s)
+        return outcome_of(outcome, self._settings, limit_s)
 
     def close(self) -> None:
         """Kill the idle processes and the nurseries. No `run` may follow; closing twice does no harm.
@@ -111,16 +114,16 @@ class SandboxPool:
             start.result()
 
     def _run_in(
-        self, slot: dict[Code | None, Handle], request: bytes, code: Code | None
+        self, slot: dict[Code | None, Handle], request: bytes, code: Code | None, timeout_s: float
     ) -> Outcome | Mistake:
         """Make a call in the process that `slot` has for this `code`, started first if there is none.
 
         `slot` has a worker's processes by their code, the last used at the end; None is built-in code.
-        `request` is the packed call. Return the call's outcome, or a Mistake if the user's code cannot
-        be started. Afterwards the process is the last in `slot`, or ended if it can serve no more calls.
-        Over 8 processes of users' code, the one used longest ago is ended. Raise SandboxFailed if five
-        processes in a row ended before the call, each of which is logged, and ConfigError if no process
-        for built-in code can start.
+        `request` is the packed call, which may take `timeout_s` seconds. Return the call's outcome, or a
+        Mistake if the user's code cannot be started. Afterwards the process is the last in `slot`, or
+        ended if it can serve no more calls. Over 8 processes of users' code, the one used longest ago is
+        ended. Raise SandboxFailed if five processes in a row ended before the call, each of which is
+        logged, and ConfigError if no process for built-in code can start.
         """
         for _ in range(STARTS):
             handle: Handle | Mistake | None = slot.pop(code, None)
@@ -129,7 +132,7 @@ class SandboxPool:
             if isinstance(handle, Mistake):
                 return handle
             try:
-                return handle.call(request, self._settings.timeout_s)
+                return handle.call(request, timeout_s)
             except ProcessGone:
                 handle.usable = False
                 log.warning(_GONE)

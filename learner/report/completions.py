@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.common.reward_totals import Rewards, first_scored, total_rewards
-from penstock.common.text import as_text
+from penstock.common.text import as_text, indented
 from penstock.common.wire.messages import Rollout, ScoredGroup, Verdict
 from penstock.common.wire.transcript import FAILED_TOOL
 from penstock.learner.algorithm.batch import Batch, token_staleness
@@ -99,9 +99,9 @@ def _conversation(rollout: Rollout) -> str:
     """Return the messages after the prompt, joined by line ends; "" for a single completion.
 
     A message is its role and name, "(failed)" for a tool that failed, its content, and its calls with
-    arguments as JSON. Content and calls of one message are on lines of their own, the later ones
-    indented. Of several sequences these are the last one's, after a line with their number.
-    Example: two messages, "[assistant] add {"a": 1}" and "[tool add] 3".
+    arguments as JSON. Content and calls of one message are on lines of their own; all its lines but the
+    first are indented by two spaces. Of several sequences these are the last one's, after a line with
+    their number. Example: two messages, "[assistant] add {"a": 1}" and "[tool add] 3".
     """
     said = [f"({len(rollout.sequences)} sequences; the last:)"] if rollout.earlier else []
     for message in rollout.transcript.messages if rollout.transcript else ():
@@ -111,7 +111,7 @@ def _conversation(rollout: Rollout) -> str:
             function = call.get("function", {})
             parts.append(f"{function.get('name')} {as_text(function.get('arguments'))}")
         failed = " (failed)" if message.get(FAILED_TOOL) else ""
-        said.append(f"{role}{failed} " + "\n  ".join(filter(None, parts)))
+        said.append(indented(f"{role}{failed} " + "\n".join(filter(None, parts))))
     return "\n".join(said)
 
 

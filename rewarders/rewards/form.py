@@ -106,6 +106,9 @@ def word_scripts(text: str) -> list[str]:
     In CJK, HIRAGANA, KATAKANA and THAI, each letter is a word.
     """
     found = []
+    for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]")):
+        end = text.rfind(closing) + 1
+        text = text[:end] + text[end:].replace(opening, " ")  # else each costs a search of the rest
     for run in _LETTERS.findall(_FORMULAS.sub(" ", text)):
         previous = ""
         for script in map(_script, run):

@@ -190,6 +190,12 @@ def show_environment(prompts: list[str], completions: list[str], **columns: Any)
     return [float("A_SECRET" in seen) + float(b"A_SECRET" in started_with)] * len(completions)
 
 
+def changes_the_first(completions: list[str], cases: list[list[list[int]]], **_: Any) -> list[float]:
+    """Adds to the cases of the first completion, and counts those of each."""
+    cases[0][0].append(3)
+    return [float(len(one[0])) for one in cases]
+
+
 def logs_all(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
     """Logs as many columns as it may."""
     for number in range(1024):

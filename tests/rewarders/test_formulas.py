@@ -10,6 +10,7 @@ import pytest
 from penstock.common.wire.reward_spec import BUILT_IN, LANGUAGES
 from penstock.rewarders.rewards import REWARDS
 from penstock.rewarders.rewards.answers import final_answer, last_box
+from penstock.rewarders.rewards.form import word_scripts
 from penstock.rewarders.rewards.lengths import half_cosine, overlong_punishment, relative_lengths
 
 RIGHT, WRONG = "<answer>72</answer>", "<answer>71</answer>"
@@ -199,6 +200,27 @@ def test_length_within_a_group(lengths, right, values) -> None:
 )
 def test_language_consistency(language: str, text: str, value: float) -> None:
     assert score("language_consistency", text, target_language=language) == [pytest.approx(value)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (r"a \(四\) b", 2), (r"a \[四 \(四\] b", 2), (r"a \(四\) b \(四", 3), (r"\[四 \(四\)", 1),
+        (r"\\(四\) a", 1), (r"\)\(四", 1), (r"\(四\]", 1), ("a \\[四\n\\] b", 2), (r"<\(b>", 1),
+    ],
+)  # fmt: skip
+def test_a_bracket_begins_a_formula_only_if_it_is_closed(text: str, words: int) -> None:
+    assert len(word_scripts(text)) == words
+
+
+def test_the_language_of_a_text_full_of_open_brackets_is_found_in_linear_time() -> None:
+    """A search for the end of each bracket would take a day, and would be killed in each scoring."""
+    program = (
+        "from penstock.rewarders.rewards.form import word_scripts\n"
+        "for piece in ('\\\\(', '\\\\[', '\\\\(\\\\[', '$', '$1', '<a', '\\\\]\\\\('):\n"
+        "    word_scripts(piece * 1_000_000)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_every_language_has_its_script() -> None:

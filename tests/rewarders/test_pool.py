@@ -116,6 +116,11 @@ def test_what_goes_wrong_is_a_failure_and_the_next_scoring_works(
     assert score(pool, "length_in_letters", "a") == (1.0,)
 
 
+def test_a_call_may_have_a_limit_of_its_own(make_pool: MakePool) -> None:
+    with pytest.raises(ScoringFailed, match=r"took more than 0.5 s .REWARDER_TIMEOUT_S"):
+        make_pool().score(reward("hang"), arguments("a"), timeout_s=0.5)
+
+
 @pytest.mark.parametrize("name", ["hang", "hang_in_c", "spin"])
 def test_a_hang_is_killed_and_the_next_scoring_works(make_pool: MakePool, name: str) -> None:
     pool = make_pool(timeout_s=4.0)
@@ -155,6 +160,16 @@ def test_no_process_of_the_same_user_changes_the_limits_of_a_scoring_process(poo
 
 def test_a_column_of_bytes_fails_no_reward(pool: ScoringPool) -> None:
     assert score(pool, "accuracy", "5", "6", solution="5", image=b"\x89PNG\xff") == (1.0, 0.0)
+
+
+def test_a_large_column_is_sent_once_for_all_completions(pool: ScoringPool) -> None:
+    """One copy for each of 64 completions would be over 512 MiB, the most that a request may have."""
+    texts = ["a"] * 64
+    assert score(pool, "length_in_letters", *texts, context="x" * (9 * 2**20)) == (1.0,) * 64
+
+
+def test_what_a_reward_changes_in_one_value_of_a_column_is_not_in_the_others(pool: ScoringPool) -> None:
+    assert score(pool, "changes_the_first", "a", "b", "c", cases=[[1, 2]]) == (3.0, 2.0, 2.0)
 
 
 def test_a_reward_without_its_column_is_a_failure(pool: ScoringPool) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from penstock.common.config.learner_settings import LearnerSettings
+from penstock.common.sandbox.handle import TOO_LONG
 from penstock.common.wire.codec import decode, encode
 from penstock.common.wire.contract import Contract
 from penstock.common.wire.messages import ScoredGroup, Verdict, Version
+from penstock.common.wire.reward_spec import RewardSpec
 from penstock.learner.data.reward_specs import resolve_rewards
+from penstock.rewarders import scoring
+from penstock.rewarders.reward_process import Scores
 from penstock.rewarders.scoring import Scorer, make_scorer
 from penstock.rewarders.scoring_pool import ScoringFailed, ScoringPool
 from tests.rewarders.stand_ins import make_contract, make_group
@@ -51,6 +57,57 @@ def test_an_eval_group_of_one_fails_alone(pool, folder) -> None:
     scorer, contract = scorer_for(pool, folder, bad_for_five=1.0)
     with pytest.raises(ScoringFailed, match="1 of 1 completions have no reward"):
         scorer.score_group(make_group(contract, "eval:1.0:0", "five"))
+
+
+class TimedPool:
+    """A pool whose clock shows the seconds of its calls, of which each completion names its own."""
+
+    timeout_s = 30.0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = 0.0
+        self.calls: list[tuple[int, float]] = []
+        monkeypatch.setattr(scoring, "time", SimpleNamespace(monotonic=lambda: self.clock))
+
+    def check(self, _spec: RewardSpec) -> str:
+        """Every reward can be used."""
+        return ""
+
+    def score(self, spec: RewardSpec, arguments: dict[str, Any], timeout_s: float = 0.0) -> Scores:
+        """Give each completion's seconds, and note the size of the call and its limit."""
+        limit_s = timeout_s or self.timeout_s
+        seconds = [float(text) for text in arguments["completions"]]
+        self.calls.append((len(seconds), limit_s))
+        self.clock += min(sum(seconds), limit_s)
+        if sum(seconds) > limit_s:
+            raise ScoringFailed(f"reward {spec.name}: {TOO_LONG} {limit_s:g} s")
+        return Scores(tuple(seconds))
+
+
+def test_a_group_of_completions_that_are_slow_but_not_too_slow_is_scored(monkeypatch, folder) -> None:
+    """The three take 40 s together. Their call may take 30 s longer than the 70 s of all four alone."""
+    pool = TimedPool(monkeypatch)
+    scorer, contract = scorer_for(pool, folder, length=1.0)
+    outcome = scorer.score_group(make_group(contract, "train:0", "20", "99", "12", "8"))
+    assert isinstance(outcome, ScoredGroup)
+    assert outcome.rewards == {"length": (20.0, None, 12.0, 8.0)}
+    assert pool.calls[-1] == (3, 100.0)
+
+
+def test_a_group_of_endless_completions_does_not_hold_its_worker_for_long(monkeypatch, folder) -> None:
+    pool = TimedPool(monkeypatch)
+    scorer, contract = scorer_for(pool, folder, length=1.0)
+    endless = ["99"] * 6
+    outcome = scorer.score_group(make_group(contract, "train:0", *endless, "1", "2", "4"))
+    assert isinstance(outcome, ScoredGroup)
+    assert outcome.rewards == {"length": (None,) * 6 + (1.0, 2.0, None)}
+    assert [limit for size, limit in pool.calls if size == 1] == [30.0] * 4 + [3.0] * 6
+    assert outcome.failures[2] == "reward length: took more than 30 s"
+    why = "because 3 completions of the group took more than all of it"
+    for late in (5, 8):
+        assert (
+            outcome.failures[late] == f"reward length: took more than 3 s; that is a tenth of it, {why}"
+        )
 
 
 def test_a_question_that_hangs_every_scoring_is_found_at_once(pool, folder) -> None:
