@@ -42,7 +42,7 @@ from penstock.common.wire.limits import (
 from penstock.common.wire.plain import brief
 from penstock.common.wire.transcript import Transcript
 
-SCHEMA = 13
+SCHEMA = 14
 """Version of the wire format. Every message carries this number."""
 
 WEIGHTS_FILE = "model.safetensors"

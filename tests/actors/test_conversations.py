@@ -375,7 +375,7 @@ def test_an_aborted_group_keeps_the_conversations_that_ended(
     async def talk() -> tuple[Aborted, tuple[Rollout, ...]]:
         groups = Conversations(engine, make_contract(folder, CHATML, SPEC), folder, pools[""], 16)
         task = asyncio.create_task(groups.generate("g", ticket))
-        while not ("g" in groups._tasks and groups._tasks["g"][1].done() and groups.waits_for_tools()):
+        while "g#0.0" not in engine.asked or not groups._tasks["g"][1].done():
             await asyncio.sleep(0.01)
         await groups.abort("g")
         with pytest.raises(Aborted) as aborted:

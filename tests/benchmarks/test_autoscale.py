@@ -10,24 +10,35 @@ import pytest
 from benchmarks.autoscale import LOADS, TARGET, Load
 from benchmarks.pipeline_roles import group_seconds, paced
 
+RIGHT = {1: 0.1, 2: 0.09}
 
-def test_the_right_numbers_differ_and_waits_are_clearly_on_their_sides() -> None:
-    assert [(load.right(), load.wait(load.right())) for load in LOADS] == [(2, 0), (5, 0), (3, 0)]
-    assert min(load.wait(load.right() - 1) for load in LOADS) > 1.5 * TARGET
+
+def test_the_computed_numbers_differ_and_waits_are_clearly_on_their_sides() -> None:
+    assert [(load.computed(), load.wait(load.computed())) for load in LOADS] == [(2, 0), (4, 0), (3, 0)]
+    assert min(load.wait(load.computed() - 1) for load in LOADS) > 1.5 * TARGET
     assert [Load("", 3.0, 1.5).wait(n) for n in (1, 2, 3)] == pytest.approx([5 / 8, 1 / 4, 0])
 
 
 @pytest.mark.parametrize(
     ("changes", "waits", "said"),
     [
-        ([(0, 4), (50, 2), (90, 1), (170, 2)], {2: 0.09, 1: 0.1}, ""),  # a search returns once
-        ([(0, 4), (50, 2), (200, 1)], {}, ""),
-        ([(0, 4), (181, 2)], {}, "within one of 2"),
-        ([(0, 3), (190, 4)], {}, "within one of 2"),
-        ([(0, 3), (190, 2), (230, 3)], {}, "at most one change"),
-        ([(0, 1), (30, 2), (60, 1), (90, 2)], {}, "no two numbers alternate"),
-        ([(0, 2)], {2: 0.1}, "expected 2 to be right, found a wait of 10.0% with 2"),
-        ([(0, 2)], {1: 0.09}, "expected 2 to be right, found a wait of 9.0% with 1"),
+        ([(0, 4), (50, 2), (90, 1), (170, 2)], RIGHT, ""),  # a search returns once
+        ([(0, 4), (50, 2), (200, 1)], RIGHT, ""),
+        ([(0, 4), (181, 2)], RIGHT, "within one of 2"),
+        ([(0, 3), (190, 4)], RIGHT, "within one of 2"),
+        ([(0, 3), (190, 2), (230, 3)], RIGHT, "at most one change"),
+        ([(0, 1), (30, 2), (60, 1), (90, 2)], RIGHT, "no two numbers alternate"),
+        (
+            [(0, 2)],
+            {1: 0.2, 2: 0.1, 3: 0.09},
+            "expected 2 to be right by the formula, found 3 by the wait",
+        ),
+        ([(0, 2)], {1: 0.09}, "expected 2 to be right by the formula, found 1 by the wait"),
+        (
+            [(0, 7)],
+            {1: 0.2, 2: 0.2, 8: 0.2},
+            "expected 2 to be right by the formula, found 8 by the wait",
+        ),
     ],
 )
 def test_a_bound_that_is_missed_is_said(changes, waits, said: str) -> None:
