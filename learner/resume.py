@@ -37,9 +37,10 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class Past:
-    """The state of a resumed run; `step` is the number of its Updates in all."""
+    """The state of a resumed run: Updates made in all, and how many of them were retrained now."""
 
     step: int
+    retrained: int = 0
     bad_steps: int = 0  # Updates in a row, up to the newest, that skipped an optimizer step
 
 
@@ -85,6 +86,7 @@ def retrain_tail(
             update = _retrain(batch, policy, recorder)
             past.bad_steps = past.bad_steps + 1 if update.skipped else 0
             past.step = batch.step
+            past.retrained += 1
     return past
 
 
