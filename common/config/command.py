@@ -211,7 +211,7 @@ def _reader_is_gone() -> bool:
 
 
 def escape_missing_characters(file: IO[str]) -> None:
-    """Let `file` write letters that its encoding lacks as escapes, where printing would fail."""
+    """Let `file` write characters that its encoding lacks as escapes, where printing would fail."""
     if isinstance(file, TextIOWrapper):
         file.reconfigure(errors="backslashreplace")
 
