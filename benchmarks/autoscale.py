@@ -11,9 +11,11 @@ below TARGET. That number of actors is the right one.
 The formula's number n is the smallest from 1 to MOST with a computed wait below TARGET. A step needs
 GROUPS groups with signal, so GROUPS / (1 - FILTERED) in all. An actor makes PLACES at a time, each in G
 seconds: generation takes g = GROUPS / (1 - FILTERED) * G / (PLACES * n) seconds per step. If an Update
-is shorter, U seconds, the learner waits for 1 - U / g of each step. Example: U 2.1 and G 1.4 give g =
-1.87 for 4 actors, no wait, and g = 2.49 for 3, a wait of 16%. The number is 4. The formula knows only
-mean times: where g is hardly shorter than U, groups that take long make the learner wait nevertheless.
+is shorter, U seconds, the learner waits for 1 - U / g of each step. Example: U 2 and G 0.7 give g =
+1.87 for 4 actors, no wait, and g = 2.49 for 3, a wait of 20%. The number is 4. The formula knows only
+mean times: a group that takes as long as two Updates makes the learner wait for it, however many actors
+there are, as LEARNER_MAX_STALENESS is 2. So groups are short beside Updates: one of 10,000 is so
+long under the fast learner.
 
 The bounds: three minutes after a load begins the number is within one of the right one. In the fourth it
 stays so and changes at most once. No two numbers alternate, as in 3, 2, 3, 2. The right number is the
@@ -40,7 +42,7 @@ from penstock.common.broker.scale import Scale
 from penstock.common.files.atomic import write_whole
 from penstock.common.files.run_folder import RunFolder
 
-FIRST, MOST, TARGET, GROUPS, PLACES, SIGMA = 4, 8, 0.1, 16, 4, 0.5
+FIRST, MOST, TARGET, GROUPS, PLACES, SIGMA = 4, 8, 0.1, 16, 2, 0.5
 SETTLED_S, PHASE_S, MEASURED_S = 180.0, 240.0, 45.0
 _LOOK_S, _STEPS_BETWEEN, _NAME = 1.0, 4, "autoscale"
 
@@ -101,9 +103,9 @@ class Load:
 
 
 LOADS = (
-    Load("slow learner", 4.5, 1.4),
-    Load("fast learner", 2.1, 1.4),
-    Load("slow learner, longer answers", 4.5, 2.28),
+    Load("slow learner", 4.5, 0.7),
+    Load("fast learner", 2.0, 0.7),
+    Load("slow learner, longer answers", 4.5, 1.14),
 )
 
 

@@ -3,7 +3,7 @@
 import shlex
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Self
 
 from penstock.common.broker.process_status import WorkerStatus
@@ -155,11 +155,11 @@ def _slowest(now: Overview, waiting: float) -> str:
     The learner waits for groups for the share `waiting` of its time, 0 to 1.
     """
     actors, rewarders = now.running("actor"), now.running("rewarder")
-    idle = 1 - _mean_busy(actors)
+    idle = 1 - mean_busy(actors.values())
     waits = f"The learner waits {waiting:.0%} of each step for groups"
     groups = now.streams["rollouts"].depth
     crowd = now.progress.asked / 2 if now.progress else 1  # fewer groups come in one burst of an actor
-    rewarders_are_busy = waiting > _LITTLE and _mean_busy(rewarders) > _BUSY
+    rewarders_are_busy = waiting > _LITTLE and mean_busy(rewarders.values()) > _BUSY
     if rewarders_are_busy and (groups >= crowd or idle > _MUCH):
         return (
             f"{waits}: rewarders are the limit, with {counted(groups, 'group')} to score. Add one "
@@ -177,7 +177,7 @@ def _slowest(now: Overview, waiting: float) -> str:
         )
     if not (now.progress and now.progress.step):
         return f"{waits}: actors are the limit so far."
-    scoring = _mean_busy(rewarders)
+    scoring = mean_busy(rewarders.values())
     gain = gain_of_one_more(len(actors), waiting, scoring)
     then = "; then rewarders are the limit" if gain < gain_of_one_more(len(actors), waiting) else ""
     return (
@@ -196,6 +196,6 @@ def gain_of_one_more(actors: int, waiting: float, scoring: float = 0.0) -> float
     return 1 / max(1 - waiting, min(scoring, 1.0), actors / (actors + 1)) - 1
 
 
-def _mean_busy(workers: Mapping[str, WorkerStatus]) -> float:
+def mean_busy(workers: Collection[WorkerStatus]) -> float:
     """Return the mean share of time, 0 to 1, in which the workers did not wait for work; 0 for none."""
-    return sum(status.busy for status in workers.values()) / len(workers) if workers else 0.0
+    return sum(status.busy for status in workers) / len(workers) if workers else 0.0

@@ -4,6 +4,9 @@
     it does not                     half the way down to the largest number that was too small
     no number is left between       stay
 
+A learner that waits, but no more than the actors wait for tickets, needs no more of them: they would
+wait too. Its wait then counts as none. Rewarders may be the limit, or the longest answers.
+
 A number that was too small is not tried again while the load lasts: until the learner would take a fifth
 fewer tokens per second than then, and no more than that number made. If it is tried again for nothing,
 the load has to fall by another fifth. So the search ends, and two numbers do not alternate.
@@ -28,6 +31,7 @@ from penstock.common.broker.process_status import LearnerProgress
 from penstock.common.broker.run_view import RunView
 from penstock.common.broker.scale import Scale
 from penstock.common.errors import ConfigError, NotPermitted, RunNotReady, ServerUnavailable
+from penstock.common.monitor.limit import mean_busy
 from penstock.common.monitor.overview import Overview, read_overview
 from penstock.common.queues import QueueCommand
 from penstock.common.role import stop_on_signals
@@ -96,18 +100,20 @@ class Measuring:
         self._rule = rule
         self._present: tuple[int, ...] = ()  # as `_note_present` has it
         self._from_step = self._looks = 0
-        self._waits: list[float] = []
+        self._waits: list[tuple[float, float]] = []  # the learner's share, and the actors'
         self._rates: deque[float] = deque(maxlen=_RATES)  # of all actors together: these vary most
         self._was_over = False
 
     def look(
-        self, actors: int, rates: Sequence[float], progress: LearnerProgress, others: int = 0
-    ) -> int | None:
+        self, actors: int, rates: Sequence[float], progress: LearnerProgress, others: int = 0,
+        idle: float = 0.0,
+    ) -> int | None:  # fmt: skip
         """Return the number of actors to ask for after a look at the run, None to go on as before.
 
         `actors` is how many `penstock up` keeps running. `rates` has the tokens per second of each actor
-        that has joined, `others` of them on other machines. A number outside of the rule's bounds is
-        brought within them at once: without an actor there is no step to wait for.
+        that has joined, `others` of them on other machines. `idle` is the share of time, 0 to 1, that
+        they wait for tickets. A number outside of the rule's bounds is brought within them at once:
+        without an actor there is no step to wait for.
         """
         if (within := min(self._rule.most, max(self._rule.least, actors))) != actors:
             return within
@@ -116,7 +122,7 @@ class Measuring:
         self._rates.append(sum(rates))
         if progress.step < self._from_step or progress.step_s <= 0:
             return None
-        self._waits.append(min(1.0, progress.wait_s / progress.step_s))
+        self._waits.append((min(1.0, progress.wait_s / progress.step_s), idle))
         if len(self._waits) < _LOOKS:
             return None
         return self._decide(actors, min(actors, joined), others)
@@ -142,12 +148,14 @@ class Measuring:
         work on other machines. The rule's change for the joined actors is added to `actors`, so an actor
         that works does not end in place of one that never joined: of 8 with 4 joined, 5 would end three.
         """
-        wait, rate = fmean(self._waits), fmean(self._rates)
+        (wait, idle), rate = map(fmean, zip(*self._waits, strict=True)), fmean(self._rates)
         self._waits = []
+        load = rate / max(1 - wait, _LEAST_BUSY)
+        wait = wait if wait > idle else 0.0
         is_over = wait >= self._rule.target
         unsure = is_over and not self._was_over and wait < 2 * self._rule.target
         self._was_over = is_over
-        more = self._rule.next(joined, wait, rate / max(1 - wait, _LEAST_BUSY), others) - joined
+        more = self._rule.next(joined, wait, load, others) - joined
         wanted = min(self._rule.most, actors + more)
         return None if unsure or wanted == actors else wanted
 
@@ -235,7 +243,8 @@ class Autoscale(QueueCommand):
         actors = status.processes.get(ACTOR, 0)
         running = now.running(ACTOR).values()
         others = sum(one.host != status.host for one in running)
-        wanted = measuring.look(actors, [one.rate for one in running], progress, others)
+        idle = 1 - mean_busy(running)
+        wanted = measuring.look(actors, [one.rate for one in running], progress, others, idle)
         if wanted not in (None, actors, scale.requests(name).get(ACTOR)):
             share = progress.wait_s / max(progress.step_s, progress.wait_s, 1e-9)
             scale.request(name, ACTOR, wanted)

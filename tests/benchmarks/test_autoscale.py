@@ -16,7 +16,7 @@ RIGHT = {1: 0.1, 2: 0.09}
 def test_the_computed_numbers_differ_and_waits_are_clearly_on_their_sides() -> None:
     assert [(load.computed(), load.wait(load.computed())) for load in LOADS] == [(2, 0), (4, 0), (3, 0)]
     assert min(load.wait(load.computed() - 1) for load in LOADS) > 1.5 * TARGET
-    assert [Load("", 3.0, 1.5).wait(n) for n in (1, 2, 3)] == pytest.approx([5 / 8, 1 / 4, 0])
+    assert [Load("", 3.0, 0.75).wait(n) for n in (1, 2, 3)] == pytest.approx([5 / 8, 1 / 4, 0])
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_computed_numbers_differ_and_waits_are_clearly_on_their_sides() -> N
     ],
 )
 def test_a_bound_that_is_missed_is_said(changes, waits, said: str) -> None:
-    faults = Load("slow", 4.5, 1.4, changes, waits).faults()
+    faults = Load("slow", 4.5, 0.7, changes, waits).faults()
     assert len(faults) == bool(said)
     assert said in "".join(faults)
 

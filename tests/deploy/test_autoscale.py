@@ -183,6 +183,14 @@ def test_steps_and_waits_from_before_a_change_do_not_count() -> None:
     assert measuring.look(3, [5.0] * 3, progress(76, 0.11)) == 4  # a little too much, twice in a row
 
 
+@pytest.mark.parametrize(("idle", "asked"), [(0.0, 6), (0.2, 6), (0.3, 2), (0.6, 2)])
+def test_no_more_actors_are_asked_for_while_they_wait_themselves(idle: float, asked: int) -> None:
+    """Rewarders are the limit, or the longest answers: more actors would wait too, and so may fewer."""
+    measuring = Measuring(Rule(1, 8, 0.1))
+    looks = [measuring.look(4, [5.0] * 4, progress(step, 0.3), idle=idle) for step in range(18)]
+    assert [wanted for wanted in looks if wanted] == [asked]
+
+
 @pytest.mark.parametrize(("actors", "asked"), [(0, 1), (9, 8)])
 def test_a_number_outside_of_the_bounds_is_not_measured_first(actors: int, asked: int) -> None:
     """Without actors no step would ever come."""
