@@ -110,10 +110,9 @@ class Measuring:
     ) -> int | None:  # fmt: skip
         """Return the number of actors to ask for after a look at the run, None to go on as before.
 
-        `actors` is how many `penstock up` keeps running. `rates` has the tokens per second of each actor
-        that has joined, `others` of them on other machines. `idle` is the share of time, 0 to 1, that
-        they wait for tickets. A number outside of the rule's bounds is brought within them at once:
-        without an actor there is no step to wait for.
+        `actors` is how many `penstock up` keeps running. `rates` has the tokens per second of each that
+        has joined, `others` on other machines, and `idle` their mean share of waits for tickets, 0 to 1.
+        A number out of bounds is changed at once: without an actor there is no step to wait for.
         """
         if (within := min(self._rule.most, max(self._rule.least, actors))) != actors:
             return within
@@ -123,9 +122,8 @@ class Measuring:
         if progress.step < self._from_step or progress.step_s <= 0:
             return None
         self._waits.append((min(1.0, progress.wait_s / progress.step_s), idle))
-        if len(self._waits) < _LOOKS:
-            return None
-        return self._decide(actors, min(actors, joined), others)
+        is_due = len(self._waits) >= _LOOKS
+        return self._decide(actors, min(actors, joined), others) if is_due else None
 
     def _note_present(self, present: tuple[int, int, int], progress: LearnerProgress) -> None:
         """Forget the waits that were measured if `present` has changed, or while actors start.

@@ -3,9 +3,20 @@
 import re
 
 from penstock.rewarders.rewards.formulas import same_expression
-from penstock.rewarders.rewards.numbers import same_number
+from penstock.rewarders.rewards.numbers import read_number, same_number
 from penstock.rewarders.rewards.values import SET, Choice, Group, Named, NumberValue, Value
 from penstock.rewarders.rewards.words import are_opposite
+
+_MEASURE = re.compile(
+    r"(.*[\d}]) ?([ACFGJKLNTVWdghlmst])(?:\^ ?\{? ?[23] ?\}?)?(?:/ ?[a-zA-Z]+(?:\^ ?\{? ?[23] ?\}?)?)?"
+)
+"""A formula that is a number with a unit if the other value has that unit: 12m, 9.8m/s^2."""
+_MOLECULE = re.compile(r"(?:\d+ ?)?(?:\(?[A-Z][a-z]?\)?(?: ?_? ?\{? ?\d+ ?\}?)? ?){2,}")
+_MODULUS = re.compile(r"\\[pb]?mod ?\{? ?(\w+) ?\}?|\( ?mod (\w+) ?\)")
+_SYNONYMS = {
+    "no solution": r"\emptyset", "no solutions": r"\emptyset", "empty set": r"\emptyset",
+    "does not exist": "dne", "all real numbers": r"(-\infty,\infty)", "all reals": r"(-\infty,\infty)",
+}  # fmt: skip
 
 
 def same(one: Value, other: Value) -> bool:
@@ -20,13 +31,41 @@ def same(one: Value, other: Value) -> bool:
     """
     if (one.half and other.half and one.half != other.half) or are_opposite(one.sides, other.sides):
         return False
+    one, other = _clock(one, other.half), _clock(other, one.half)
     if isinstance(one, Choice) or isinstance(other, Choice):
         return _same_choice(one, other)
     if isinstance(one, NumberValue) and isinstance(other, NumberValue):
         return same_number((one.number, one.unit), (other.number, other.unit))
     if isinstance(one, Group) and isinstance(other, Group):
         return _same_group(one, other)
-    return _key(one) == _key(other) or _same_formula(one, other)
+    return _key(one) == _key(other) or _same_measure(one, other) or _same_formula(one, other)
+
+
+def _clock(time: Value, half: str) -> Value:
+    """Return a time as text such as 9:00, and any other value, also without a.m. or p.m., as it is.
+
+    `half` is "p" if the time that it is compared with has p.m., "a" for a.m., else "". With "p" 14:30
+    becomes 2:30.
+    """
+    found = re.fullmatch(r"(\d\d?)(?::(\d\d))?", time.text)
+    if not (found and (time.half or half)):
+        return time
+    hour = int(found[1])
+    hour -= 12 * (half == "p" and not time.half and 12 < hour < 24)
+    return Value(f"{hour}:{found[2] or '00'}")
+
+
+def _same_measure(one: Value, other: Value) -> bool:
+    """Return whether two values are a number beside a unit, and a formula of it and the unit's letter.
+
+    12 m and 12 meters equal 12m, which alone is a product.
+    """
+    number, formula = (one, other) if isinstance(one, NumberValue) else (other, one)
+    found = _MEASURE.fullmatch(formula.text)
+    if not (found and isinstance(number, NumberValue) and number.label[:1] == found[2].lower()):
+        return False
+    factor = read_number(found[1])
+    return factor is not None and same_number(factor, (number.number, number.unit))
 
 
 def _same_formula(one: Value, other: Value) -> bool:
@@ -53,14 +92,20 @@ def _same_expression(one: Value, other: Value) -> bool:
 
 
 def _key(value: Value) -> str:
-    r"""Return a value's text without spaces and braces that mean nothing; of words the text unchanged.
+    r"""Return a value's text without what means nothing: spaces and braces, of words none.
 
-    Values with equal texts are equal.
+    Values with equal texts are equal. H_2O is H2O there, 3 to 2 is 3-2, and "no solution" \emptyset.
     Example: "\sqrt{2} x" becomes "\sqrt2x"; "\sqrt{2x}" keeps its braces, "x^{2}3" a space.
     """
-    if not value.is_formula:
-        return value.text
-    text = re.sub(r"\{ *(\w) *\}", r"\1 ", re.sub(r"\{ *(\w) *\}", r"\1 ", value.text))
+    text = re.sub(r"(?<=\d) ?(?:to|:) ?(?=\d)", "-", value.text)
+    return _SYNONYMS.get(key := _formula_key(text) if value.is_formula else text, key)
+
+
+def _formula_key(text: str) -> str:
+    """Return a formula's text without spaces and braces that mean nothing, as `_key` has it."""
+    text = _MODULUS.sub(r" mod \1\2", text.replace("≡", r"\equiv "))
+    text = re.sub(r"[_ {}]", "", text) if _MOLECULE.fullmatch(text) else text
+    text = re.sub(r"\{ *(\w) *\}", r"\1 ", re.sub(r"\{ *(\w) *\}", r"\1 ", text))
     return re.sub(r"(?<!\d) +| +(?!\d)", "", text)
 
 
@@ -99,8 +144,10 @@ def _same_group(one: Group, other: Group) -> bool:
     A bare list equals a tuple, (1,2) or [1,2], in the same order. Lists with the same names or words
     beside them (5 apples, 3 oranges) are compared by these, other lists of different names in order.
     Other kinds differ: a ratio is no range, and (0,1) is not [0,1]; from three values on, () equals [].
-    Raise MemoryError or RecursionError, as sympy does.
+    [[1,2],[3,4]] equals the matrix of these rows. Raise MemoryError or RecursionError, as sympy does.
     """
+    if {one.kind, other.kind} == {"matrix", "[]"}:
+        one, other = _as_matrix(one), _as_matrix(other)
     size, kinds = len(one.items), {one.kind, other.kind}
     if size != len(other.items):
         return False
@@ -122,6 +169,15 @@ def _same_group(one: Group, other: Group) -> bool:
         or (kinds == {"()", "[]"} and size > 2)
     )
     return fits and all(map(same, one.items, other.items))
+
+
+def _as_matrix(group: Group) -> Group:
+    """Return rows in square brackets as a matrix, and any other group as it is."""
+    rows = [item for item in group.items if isinstance(item, Group) and item.kind == "[]"]
+    if group.kind == "matrix" or len(rows) < len(group.items):
+        return group
+    items = [cell for row in rows for cell in (*row.items, Value("row", False))]
+    return Group(group.text, kind="matrix", items=tuple(items))
 
 
 def _keys(group: Group) -> dict[str, Value]:

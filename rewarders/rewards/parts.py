@@ -33,6 +33,14 @@ _CHOICE = re.compile(
     r"(?!(?<=[AI]) (?!(?:because|since|as|with|for|by|from|due|when|if|and|but|not|which|that|given|in"
     r"|is|at|on|according|based|of|only|while|where|so|to|here)\b)[a-z])"
 )
+_CHOSEN = re.compile(
+    r"(?:^|[.!?:,\n]\s+|\b(?i:so|thus|hence|therefore|option|choice|answer|statement)\s+)[*(]*([A-J])[*)]*"
+    r" (?:is|must be) (?:(?:the|only|therefore|thus) )*(?:correct|right|best)"
+    r"(?: (?:answer|option|choice|one))?[.!*\s]*$"
+)
+"""The choice of a text that ends with "B is the correct answer."."""
+_BOLD = re.compile(r"[^*]*\*\*([^*\n]{1,80})\*\*[.!\s]*")
+_VERDICT = re.compile(r"[\s*]*(yes|no|true|false)\b(?=[*]*[,.;:!])", re.IGNORECASE)
 _FUNCTION = "(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|sqrt|log[₀-₉]*|ln|exp)"
 _VALUE = r"\$?-?\d[\d./]*"  # in a list such as "1, 2, and 3"
 _CUT_BEFORE = re.compile(
@@ -112,9 +120,12 @@ def last_part(text: str) -> str:
     the 5. Directly behind "answer is" a choice from A to J is a part too. In the sentence behind
     "answer is", the first part with a digit counts. For several answers there ("5 and 6"), a denied
     one ("not 5"), a part of a formula ("2 ± 1"), and up to three words, return the whole rest of the
-    sentence. Without "answer is", return the sentence of the last part for those.
+    sentence. Without "answer is", return the sentence of the last part for those, and of a text that
+    ends with "B is the correct answer" or, without any part, "**Paris**", B and Paris.
     """
     phrases = [found.end() for found in _PHRASE.finditer(text)]
+    if not phrases and (chosen := _CHOSEN.search(text)):
+        return chosen[1]
     tail = text[phrases[-1] :].strip(" \t\r\n*:") if phrases else text
     display = re.match(r"\$\$.+?\$\$|\\\[.+?\\\]", tail, re.DOTALL)
     rest = (display[0] if display else _NEXT.split(tail)[0]) if phrases else ""
@@ -126,7 +137,8 @@ def last_part(text: str) -> str:
     parts = [*_PART.finditer(rest)] or ([] if is_words else [*_PART.finditer(text)][-1:])
     part = next((part for part in parts if re.search(r"\d", part[0])), parts[0] if parts else None)
     if part is None:
-        return rest
+        bold = None if phrases else _BOLD.fullmatch(text)
+        return bold[1] if bold else rest
     if quantity := _quantity(part):
         return quantity
     if _is_cut(part):
@@ -166,6 +178,18 @@ def _whole(part: re.Match[str]) -> str:
     """Return a part that `_PART` found: a formula in dollars, or what stands behind its last "="."""
     text = part[0]
     return text if text.endswith("$") or text.startswith("\\") else text.rpartition("=")[2]
+
+
+def leading_verdict(text: str) -> str:
+    """Return the yes, no, true or false with which a line begins: "Yes, as 4 is even." Else "".
+
+    That is "" too for over 200 characters, with "answer is", and if another of these words follows.
+    """
+    verdict = _VERDICT.match(text)
+    if not verdict or len(text) > 200 or "\n" in text.strip() or has_phrase(text):
+        return ""
+    is_one = len(re.findall(r"\b(?:yes|no|true|false)\b", text, re.IGNORECASE)) == 1
+    return verdict[1] if is_one else ""
 
 
 def has_phrase(text: str) -> bool:

@@ -202,7 +202,7 @@ def _read(text: str) -> Value | None:
     if _MONTH.search(text) and re.search(r"\d", text):
         return Value(_sorted_dates(text), False)
     if _DATE.fullmatch(text):
-        return Value(text, False)
+        return Value(_in_words(text), False)
     if (ends := _RANGE.fullmatch(text)) and _is_rising(ends[1], ends[2]):
         return _group(text, "-", [ends[1], ends[2] + (ends[3] or "")])
     if half := _HALF.search(text):
@@ -222,6 +222,15 @@ def _read(text: str) -> Value | None:
         return replace(value, label=label) if value else None
     value = Value(text)
     return value if _is_whole(text) or value.expression is not None else None
+
+
+def _in_words(date: str) -> str:
+    """Return 2024-03-05 as `_sorted_dates` returns March 5, 2024, and another date as it is."""
+    year, *rest = date.split("-")
+    if not rest or not 1 <= int(rest[0]) <= 12:
+        return date
+    at = 3 * int(rest[0]) - 3
+    return _sorted_dates(f"{int(rest[1])} {'janfebmaraprmayjunjulaugsepoctnovdec'[at : at + 3]} {year}")
 
 
 def _sorted_dates(text: str) -> str:
