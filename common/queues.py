@@ -29,6 +29,7 @@ from penstock.common.config.command import (
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import RunCommand
 from penstock.common.errors import CommandRefused, ConfigError, RunNotReady, ServerUnavailable
+from penstock.common.files.reading import absence
 from penstock.common.files.run_folder import RunPath
 from penstock.common.journal.audit import JournalAudit, audit_journal
 from penstock.common.log import log_errors_alone
@@ -200,11 +201,16 @@ class JournalCommand(QueueCommand):
         try:
             return super().work()
         except (ConfigError, RunNotReady, ServerUnavailable) as error:
-            if not self.run.folder.journal.is_dir():
+            folder = self.run.folder
+            if not folder.path.exists() and not self.redis_url:
+                raise ConfigError(f"{folder.path}: {absence(folder.path)}; {error}") from error
+            if not folder.journal.is_dir():
                 raise
             told = self.by_journal(audit_journal(self.run.folder))
-            why = short(re.split(r"; |\. ", str(error))[0])
-        head = f"The queue server does not say ({why}). The journal in {self.run.folder.path} says:"
+            why = "It ended with the run, or runs on another machine"
+            if self.redis_url or not isinstance(error, ServerUnavailable):
+                why = short(re.split(r"; |\. ", str(error))[0])
+        head = f"No queue server tells ({why}). The journal in {self.run.folder.path} says:"
         return self.show(Result(f"{head}\n{told.text}", told.rows, told.exit_code))
 
     def by_journal(self, found: JournalAudit) -> Result:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, FilePath, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from penstock.common.config.command import Result, ResultCommand, build
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.role_command import LearnerCommand
-from penstock.common.config.variables import read_environment
+from penstock.common.config.variables import EnvFile, read_environment
 from penstock.common.errors import ConfigError
 from penstock.common.files.reading import at_home, parse_json, reading
 from penstock.common.text import one_line
@@ -41,7 +41,7 @@ class Evaluate(ResultCommand):
     RUN --evaluations` shows the answers.
     """
 
-    env_file: FilePath | None = Field(None, description="variables of all processes; this one's win")
+    env_file: EnvFile | None = Field(None, description="variables of all processes; this one's win")
     name: str = Field("evaluate", description="name of the run")
     model: str | None = Field(
         None, description="Hugging Face folder, such as a checkpoint's model/, or a hub id"

@@ -13,7 +13,7 @@ from pydantic_settings import CliPositionalArg, CliToggleFlag, CliVariadicArg
 from penstock.common.config.command import Result, ResultCommand
 from penstock.common.errors import ConfigError
 from penstock.common.files.atomic import read_json_lines
-from penstock.common.files.reading import parse_json, reading
+from penstock.common.files.reading import absence, parse_json, reading
 from penstock.common.files.run_folder import RunFolder, RunPath
 from penstock.common.journal.audit import audit_journal
 from penstock.common.log import configure_logs
@@ -216,6 +216,8 @@ def completion_files(run: Path) -> dict[int, Path]:
             )
         elif asked.is_file() and asked.stat().st_size:
             hint = "nothing was trained yet; --evaluations shows the answers to held-out questions"
+        if not RunFolder(run).path.exists():
+            raise ConfigError(f"{run}: {absence(run)}")
         raise ConfigError(f"{folder} holds no completions: {hint}")
     return dict(sorted(files.items(), reverse=True))
 

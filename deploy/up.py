@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from pydantic import Field, FilePath
+from pydantic import Field
 from pydantic_settings import CliToggleFlag
 from rich.console import Console
 
@@ -33,7 +33,7 @@ from penstock.common.config.command import Command, build, drop_output, escape_m
 from penstock.common.config.redis_url import parse_host
 from penstock.common.config.role_command import ActorCommand, LearnerCommand, RunCommand
 from penstock.common.config.secret_file import read_secret
-from penstock.common.config.variables import UP_ENV_FILE, read_environment
+from penstock.common.config.variables import UP_ENV_FILE, EnvFile, read_environment
 from penstock.common.errors import ConfigError, PenstockError
 from penstock.common.files.atomic import make_folder
 from penstock.common.files.lock import hold_lock
@@ -80,7 +80,7 @@ class Up(Command):
     """
 
     procfile: Path | None = Field(None, description="processes to run; by default ./Procfile")
-    env_file: FilePath | None = Field(None, description="variables of all processes; this one's win")
+    env_file: EnvFile | None = Field(None, description="variables of all processes; this one's win")
     actors: int | None = Field(None, ge=0, description="actors to run; by default 1")
     rewarders: int | None = Field(None, ge=0, description="rewarders to run; by default 1")
     plain: CliToggleFlag[bool] = Field(

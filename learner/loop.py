@@ -326,7 +326,7 @@ class Learner:
         best.json.
         """
         name = f"eval/rewards/{self._settings.main_reward}/mean"
-        if not self._settings.save_best_model or name not in metrics:
+        if self._settings.evaluate_only or not self._settings.save_best_model or name not in metrics:
             return
         answered = int(metrics["eval/questions"] - metrics["eval/unanswered"])
         if keep_if_best(self._folder, version, name, metrics[name], answered):
@@ -437,4 +437,5 @@ class Learner:
         if self._spent:
             log.info(f"The learner's time: {describe_shares(self._spent)}.")
         ending = "The run is complete" if complete else "Stopped; start again to resume"
-        log.info(f"{ending}: {self._step} of {self._plan.steps} steps made.")
+        if not self._settings.evaluate_only:
+            log.info(f"{ending}: {self._step} of {self._plan.steps} steps made.")

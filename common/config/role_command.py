@@ -5,14 +5,21 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import ClassVar, Self
 
-from pydantic import Field, FilePath, NonNegativeInt, create_model, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, create_model, field_validator, model_validator
 from pydantic_settings import CliPositionalArg, CliToggleFlag
 
 from penstock.common.config.command import Command, parser_of
 from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.redis_url import parse_url
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
-from penstock.common.config.variables import REQUIRED, SECTIONS, START_HERE, environment_of, field_of
+from penstock.common.config.variables import (
+    REQUIRED,
+    SECTIONS,
+    START_HERE,
+    EnvFile,
+    environment_of,
+    field_of,
+)
 from penstock.common.errors import ConfigError
 from penstock.common.files.modes import umask
 from penstock.common.log import configure_logs
@@ -22,7 +29,7 @@ from penstock.common.text import one_line, printable
 class SettingsCommand(Command):
     """Base of the commands that read variables."""
 
-    env_file: FilePath | None = Field(None, description="file with variables; those of the process win")
+    env_file: EnvFile | None = Field(None, description="file with variables; those of the process win")
     redis_url: str = Field(
         "", repr=False, description="queue server; empty: the server that `penstock up` started"
     )

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from io import StringIO
 from pathlib import Path
+from typing import Annotated
 
 from dotenv import dotenv_values
 from dotenv.parser import Binding, parse_stream
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from penstock.common.config.learner_settings import LearnerSettings
@@ -22,7 +23,7 @@ from penstock.common.config.redis_url import parse_url
 from penstock.common.config.secret_file import read_secret
 from penstock.common.config.settings import ActorSettings, RewarderSettings, RunSettings, Section
 from penstock.common.errors import ConfigError
-from penstock.common.files.reading import at_home, read_text
+from penstock.common.files.reading import absence, at_home, read_text
 from penstock.common.text import did_you_mean
 
 SECTIONS: dict[str, type[Section]] = {
@@ -57,6 +58,18 @@ def field_of(variable: str) -> FieldInfo:
     """Return the field of the setting that `variable` sets. Raise KeyError if there is none."""
     prefix, _, name = variable.partition("_")
     return SECTIONS[prefix].model_fields[name.lower()]
+
+
+def _is_file(path: Path) -> Path:
+    """Return `path`. Raise ValueError if no file is there."""
+    if not path.is_file():
+        found = "is a folder, expected a file" if path.is_dir() else absence(path)
+        raise ValueError(f"--env-file {path}: {found}")
+    return path
+
+
+EnvFile = Annotated[Path, AfterValidator(_is_file)]
+"""The file of variables that --env-file names."""
 
 
 def check_names(names: Iterable[str], env_file: Path | str | None = None) -> None:

@@ -1,5 +1,6 @@
 """Reading of files that may be damaged: by a disk, a kill, or whoever else writes to the folder."""
 
+import difflib
 import hashlib
 import json
 import os
@@ -41,6 +42,20 @@ def reading(what: Path | str, remedy: str) -> Iterator[None]:
         raise
     except DAMAGE as error:
         raise ConfigError(f"{what}: damaged ({explain(error)}). {remedy}") from error
+
+
+def absence(name: Path | str) -> str:
+    """Return a sentence that no file or folder is called `name`, with a similar name beside it if any.
+
+    Example: "no such file or folder (seen from /home/me): did you mean runs/demo-base-1?"
+    """
+    path = Path(name)
+    if path.is_symlink():
+        return f"a link to {path.readlink()}, which is not there"
+    known = os.listdir(path.parent) if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, known, n=1)
+    asked = f": did you mean {path.with_name(near[0])}?" if near else ""
+    return f"no such file or folder (seen from {Path.cwd()}){asked}"
 
 
 def read_text(path: Path, asked: str) -> str:

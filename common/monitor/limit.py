@@ -159,7 +159,7 @@ def _slowest(now: Overview, waiting: float) -> str:
     waits = f"The learner waits {waiting:.0%} of each step for groups"
     groups = now.streams["rollouts"].depth
     crowd = now.progress.asked / 2 if now.progress else 1  # fewer groups come in one burst of an actor
-    rewarders_are_busy = waiting > _LITTLE and mean_busy(rewarders.values()) > _BUSY
+    rewarders_are_busy = groups and waiting > _LITTLE and mean_busy(rewarders.values()) > _BUSY
     if rewarders_are_busy and (groups >= crowd or idle > _MUCH):
         return (
             f"{waits}: rewarders are the limit, with {counted(groups, 'group')} to score. Add one "

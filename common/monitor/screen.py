@@ -87,8 +87,9 @@ def _head(now: Overview, width: int) -> Table:
         if progress.step_s > 0 and now.state != "ended":
             left = f"{progress.step_s:.2f} s a step, {duration((steps - step) * progress.step_s)} left"
     line = Table.grid(padding=(0, 1))
+    made = "evaluation alone" if now.progress and not steps else f"step {step} of {steps}"
     line.add_row(
-        Text(one_line(now.run)[: width // 4], "bold cyan"), Text(f"step {step} of {steps}"),
+        Text(one_line(now.run)[: width // 4], "bold cyan"), Text(made),
         ProgressBar(
             total=max(1, steps), completed=step, width=max(5, width // 5), complete_style="cyan"
         ),

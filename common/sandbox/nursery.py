@@ -89,7 +89,8 @@ def main(number: int, modules: list[str], warm: str) -> None:
         if warm:
             find_function(warm)()
     keep_standard_library()
-    keep_packages([name for name in sys.modules if "." not in name])
+    own = {name for name in sys.modules if name.startswith("penstock.") and name.count(".") == 1}
+    keep_packages([*own, *(name for name in sys.modules if "." not in name)])  # in a clone, own folders
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects ended keepers
     while True:
         text, numbers, _, _ = socket.recv_fds(connection, _LONGEST_REQUEST, 3, CLOSE_ON_EXEC)

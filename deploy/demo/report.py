@@ -51,7 +51,7 @@ def print_report(run_folder: RunFolder) -> None:
         connection.close()
     print_audit(audit, trained_twice(run_folder.path))
     print(f"\nLearning curve  {run_folder.learning_curve}\nMetrics         {run_folder.metrics}")
-    print(f"Trained model   {max(run_folder.checkpoints.iterdir()) / 'model'}")
+    print(f"Trained model   {run_folder.path / 'final'}")
     print("Next            . .venv/bin/activate    (then, for your own data, docs/tutorial.md)")
     print(f"                penstock report {run_folder.path}")
     print(f"\n{verdict(right)}")

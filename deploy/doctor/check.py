@@ -6,11 +6,12 @@ import tempfile
 from collections.abc import Sequence
 from typing import IO, Any
 
-from pydantic import Field, FilePath, NonNegativeInt
+from pydantic import Field, NonNegativeInt
 from pydantic_settings import CliToggleFlag
 
 from penstock.common.config.command import Result, ResultCommand, build
 from penstock.common.config.role_command import ActorCommand, LearnerCommand, RewarderCommand
+from penstock.common.config.variables import EnvFile
 from penstock.common.errors import ConfigError, DataError, DeadlineExceeded, PenstockError
 from penstock.common.guard import guard_children
 from penstock.common.text import SHOWN, as_text, from_line, one_line, short
@@ -36,7 +37,7 @@ _MODULES = {"learner": "penstock.learner", "rewarder": "penstock.rewarders"}
 class RoleCheck(ResultCommand):
     """Base of the commands that join what `learner --dry-run` and `rewarder --check` find."""
 
-    env_file: FilePath | None = Field(None, description="file with variables; those of the process win")
+    env_file: EnvFile | None = Field(None, description="file with variables; those of the process win")
 
     def ask_roles(
         self, *flags: str, errors: IO[bytes] | None = None

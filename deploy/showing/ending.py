@@ -151,8 +151,8 @@ def _totals(rows: Sequence[Row]) -> str:
         for name in ("perf/step_s", "num_tokens", "groups/filtered", "groups/dead")
     )
     return (
-        f"{len(rows)} steps in {duration(spent)}: {tokens:,} tokens trained; {filtered} groups had no "
-        f"spread and were not trained, {dead} died."
+        f"{len(rows)} steps in {duration(spent)}: {tokens:,} tokens trained; "
+        f"{counted(filtered, 'group')} without spread (all rewards equal) not trained, {dead} died."
     )
 
 

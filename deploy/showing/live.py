@@ -24,8 +24,8 @@ from penstock.deploy.devices import LEARNER
 _REFRESH_S, _HEARTBEAT_S, _JOIN_S = 2.0, 30.0, 5.0
 _KEPT_LINES, _JOINING_S = 200, 600.0
 STOPPING = (
-    "Stopping: the learner writes a checkpoint, in up to ten minutes; the others end too. Once more "
-    "Ctrl-C ends everything at once."
+    "Stopping: the learner writes a checkpoint, mostly in seconds, at most in ten minutes; the others "
+    "end too. Once more Ctrl-C ends everything at once."
 )
 _PID = re.compile(r"\d+")
 _LINE = re.compile(r"(?:\d{4}-\d\d-\d\d )?(?P<time>\d\d:\d\d:\d\d) \[(?P<level>\w+) *\] (?P<text>.*)")

@@ -13,6 +13,7 @@ from penstock.common.config.learner_settings import LearnerSettings
 from penstock.common.config.misplaced import misplaced_values
 from penstock.common.errors import ConfigError
 from penstock.common.files.disk import failure_of
+from penstock.common.files.reading import absence
 from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
 from penstock.common.text import short
@@ -230,9 +231,9 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     A folder's content is not looked at. What an earlier download left is used again. Python files are
     downloaded only with `trust_remote_code`. `revision` is a branch, tag or commit of the id, "" for its
     main branch. Raise ConfigError if the name is empty, if it is a folder and `revision` is not "", or
-    if the download fails, for example because there is no such id; ServerUnavailable if it fails
-    because the hub cannot be reached, or is busy or broken: a restart may help; DiskFailed if the disk
-    does.
+    if the download fails, for example because there is no such id, or because the hub cannot be reached
+    and the name looks like a folder's; ServerUnavailable if the hub cannot be reached else, or is busy
+    or broken: a restart may help; DiskFailed if the disk does.
     """
     if not name:
         raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
@@ -251,11 +252,17 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except (HFValidationError, HTTPError, OSError) as error:
-        if failed := failure_of(error) or outage_of(error, f"LEARNER_MODEL={name}"):
+        away = None if _may_be_path(folder) else outage_of(error, f"LEARNER_MODEL={name}")
+        if failed := failure_of(error) or away:
             raise failed from error
-        problem = f"neither a folder (seen from {Path.cwd()}) nor a model that can be downloaded"
+        problem = f"{absence(folder)}; nor is it a model that can be downloaded"
         remedy = "Correct the name, or see whether the hub can be reached"
         raise ConfigError(f"LEARNER_MODEL={name}: {problem}: {error}. {remedy}") from error
+
+
+def _may_be_path(path: Path) -> bool:
+    """Return whether a path that is no folder looks like one: a link, or in a folder that is here."""
+    return path.is_symlink() or (len(path.parts) > 1 and path.parent.is_dir())
 
 
 def read_model(

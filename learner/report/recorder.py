@@ -55,7 +55,7 @@ class Recorder:
             """Cut the file, which is made if missing. Raise OSError."""
             with path.open("ab") as file:
                 if cut_off := file.tell() - end:
-                    log.info(f"Deleted the last {cut_off} bytes of {path.name}, to be written again.")
+                    log.info(f"{path.name}: {cut_off} bytes after the resumed step are written again.")
                 file.truncate(end)
 
         self._folder.write(path.name, path, cut, 0)

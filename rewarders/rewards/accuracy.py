@@ -14,7 +14,7 @@ from penstock.rewarders.rewards.answers import all_boxes, final_answer, last_box
 from penstock.rewarders.rewards.equality import same
 from penstock.rewarders.rewards.form import has_structure
 from penstock.rewarders.rewards.lengths import half_cosine, relative_lengths
-from penstock.rewarders.rewards.parts import has_phrase, is_prose, last_part, leading_verdict
+from penstock.rewarders.rewards.parts import has_phrase, is_prose, last_part, said_in_words
 from penstock.rewarders.rewards.values import (
     Choice,
     Group,
@@ -181,8 +181,8 @@ def _readings(text: str) -> Iterator[Value]:
     The first is the value of the last box, else of the marked text, else of the whole text. If words are
     there too, the second is the value of the last part, such as "5" of "so it is 5". Several sentences
     give the last part alone, and so do two numbers that differ ("we get 3 ≈ 7" is 7) and a choice with
-    "answer is" beside it. Any other choice, and a box, give one value. "Yes, as 4 is even" gives
-    yes too. Raise MemoryError or RecursionError, as sympy does.
+    "answer is" beside it. Any other choice, and a box, give one value. "Yes, as 4 is even" also
+    gives yes. Raise MemoryError or RecursionError, as sympy does.
     """
     answer = final_answer(text)
     box = last_box(answer)
@@ -198,8 +198,8 @@ def _readings(text: str) -> Iterator[Value]:
         yield whole
     if last is not None:
         yield last if is_prose(inside) else replace(last, sides=directions(inside))
-    if box is None and (verdict := read_value(leading_verdict(inside))):
-        yield verdict
+    if box is None and (said := read_value(said_in_words(inside))):
+        yield said
 
 
 def _has_quantities(value: Value) -> bool:

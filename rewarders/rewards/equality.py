@@ -8,10 +8,18 @@ from penstock.rewarders.rewards.values import SET, Choice, Group, Named, NumberV
 from penstock.rewarders.rewards.words import are_opposite
 
 _MEASURE = re.compile(
-    r"(.*[\d}]) ?([ACFGJKLNTVWdghlmst])(?:\^ ?\{? ?[23] ?\}?)?(?:/ ?[a-zA-Z]+(?:\^ ?\{? ?[23] ?\}?)?)?"
+    r"(.*[\d}]) ?([A-Zdghlmst])(?:\^ ?\{? ?[23] ?\}?)?"
+    r"(?:/ ?([a-z])(?:\^ ?\{? ?[23] ?\}?)?)?"
 )
-"""A formula that is a number with a unit if the other value has that unit: 12m, 9.8m/s^2."""
-_MOLECULE = re.compile(r"(?:\d+ ?)?(?:\(?[A-Z][a-z]?\)?(?: ?_? ?\{? ?\d+ ?\}?)? ?){2,}")
+"""A formula that is a number with a unit: 12m, 9.8m/s^2."""
+_UNITS = {
+    "m": "m|met(?:er|re)s?", "g": "g|grams?", "s": "s|sec|seconds?", "h": "h|hrs?|hours?", "d": "days?",
+    "l": "l|lit(?:er|re)s?", "t": "t|ton(?:ne)?s?", "n": "n|newtons?", "v": "v|volts?", "w": "w|watts?",
+    "j": "j|joules?", "a": "a|amp(?:ere)?s?", "k": "k|kelvins?", "c": "c|celsius",
+}  # fmt: skip
+"""The words that are beside a number, and in small letters, for a unit of one letter."""
+_ELEMENT = "(?:A[glu]|B[aer]?|C[alru]?|F[e]?|H[eg]?|I|K|Li|M[gn]|N[aei]?|O|P[b]?|S[in]?|Zn)(?![a-z])"
+_MOLECULE = re.compile(rf"(?:\d++ ?+)?+(?:{_ELEMENT} ?+(?:_? ?+\{{? ?+\d++(?: ?\}})?+ ?+)?+){{2,}}+")
 _MODULUS = re.compile(r"\\[pb]?mod ?\{? ?(\w+) ?\}?|\( ?mod (\w+) ?\)")
 _SYNONYMS = {
     "no solution": r"\emptyset", "no solutions": r"\emptyset", "empty set": r"\emptyset",
@@ -31,40 +39,49 @@ def same(one: Value, other: Value) -> bool:
     """
     if (one.half and other.half and one.half != other.half) or are_opposite(one.sides, other.sides):
         return False
-    one, other = _clock(one, other.half), _clock(other, one.half)
     if isinstance(one, Choice) or isinstance(other, Choice):
         return _same_choice(one, other)
     if isinstance(one, NumberValue) and isinstance(other, NumberValue):
         return same_number((one.number, one.unit), (other.number, other.unit))
+    if _clock(one, other.half) == _clock(other, one.half):
+        return True
     if isinstance(one, Group) and isinstance(other, Group):
         return _same_group(one, other)
     return _key(one) == _key(other) or _same_measure(one, other) or _same_formula(one, other)
 
 
-def _clock(time: Value, half: str) -> Value:
-    """Return a time as text such as 9:00, and any other value, also without a.m. or p.m., as it is.
+def _clock(time: Value, half: str) -> tuple[int, ...] | Value:
+    """Return the hour of 24, the minute and any second of a time of day; another value as it is.
 
-    `half` is "p" if the time that it is compared with has p.m., "a" for a.m., else "". With "p" 14:30
-    becomes 2:30.
+    Where a.m. or p.m. is missing, `half`, "a" or "p", is that of the time that it is compared with.
+    Without this too, the value is a ratio or number.
     """
-    found = re.fullmatch(r"(\d\d?)(?::(\d\d))?", time.text)
-    if not (found and (time.half or half)):
+    found = re.fullmatch(r"(\d\d?)((?: ?: ?\d\d){0,2})", time.text)
+    hour = int(found[1]) if found else 0
+    if not found or not (time.half or (half and (found[2] or hour < 13))):
         return time
-    hour = int(found[1])
-    hour -= 12 * (half == "p" and not time.half and 12 < hour < 24)
-    return Value(f"{hour}:{found[2] or '00'}")
+    hour = hour % 12 + 12 * ((time.half or half) == "p") if 0 < hour < 13 else hour
+    return (hour, *(map(int, re.findall(r"\d+", found[2])) if found[2] else (0,)))
 
 
 def _same_measure(one: Value, other: Value) -> bool:
     """Return whether two values are a number beside a unit, and a formula of it and the unit's letter.
 
-    12 m and 12 meters equal 12m, which alone is a product.
+    12 m and 12 meters equal 12m, which alone is a product. As everywhere, powers of units do not count.
     """
     number, formula = (one, other) if isinstance(one, NumberValue) else (other, one)
     found = _MEASURE.fullmatch(formula.text)
-    if not (found and isinstance(number, NumberValue) and number.label[:1] == found[2].lower()):
+    if not (found and isinstance(number, NumberValue)):
         return False
-    factor = read_number(found[1])
+    units = [_UNITS.get(letter.lower(), "") for letter in found.groups()[1:] if letter]
+    if not (
+        all(units) and re.fullmatch(" (?:per )?".join(f"(?:{unit})" for unit in units), number.label)
+    ):
+        return False
+    try:
+        factor = read_number(found[1])
+    except (ZeroDivisionError, ValueError, OverflowError):
+        return False
     return factor is not None and same_number(factor, (number.number, number.unit))
 
 
@@ -94,16 +111,18 @@ def _same_expression(one: Value, other: Value) -> bool:
 def _key(value: Value) -> str:
     r"""Return a value's text without what means nothing: spaces and braces, of words none.
 
-    Values with equal texts are equal. H_2O is H2O there, 3 to 2 is 3-2, and "no solution" \emptyset.
+    Values with equal texts are equal. H_2O is H2O there, 3:2 is 3 to 2, and "no solution" \emptyset.
     Example: "\sqrt{2} x" becomes "\sqrt2x"; "\sqrt{2x}" keeps its braces, "x^{2}3" a space.
     """
-    text = re.sub(r"(?<=\d) ?(?:to|:) ?(?=\d)", "-", value.text)
-    return _SYNONYMS.get(key := _formula_key(text) if value.is_formula else text, key)
+    if isinstance(value, Group) and value.kind in (":", "-"):
+        return re.sub(r" ?[:-] ?(?=\d)", " to ", value.text)
+    key = _formula_key(value.text) if value.is_formula else value.text
+    return _SYNONYMS.get(key, key)
 
 
 def _formula_key(text: str) -> str:
     """Return a formula's text without spaces and braces that mean nothing, as `_key` has it."""
-    text = _MODULUS.sub(r" mod \1\2", text.replace("≡", r"\equiv "))
+    text = _MODULUS.sub(r" mod \1\2 ", text.replace("≡", r"\equiv "))
     text = re.sub(r"[_ {}]", "", text) if _MOLECULE.fullmatch(text) else text
     text = re.sub(r"\{ *(\w) *\}", r"\1 ", re.sub(r"\{ *(\w) *\}", r"\1 ", text))
     return re.sub(r"(?<!\d) +| +(?!\d)", "", text)

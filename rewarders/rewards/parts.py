@@ -33,14 +33,20 @@ _CHOICE = re.compile(
     r"(?!(?<=[AI]) (?!(?:because|since|as|with|for|by|from|due|when|if|and|but|not|which|that|given|in"
     r"|is|at|on|according|based|of|only|while|where|so|to|here)\b)[a-z])"
 )
+_RIGHT = r"[*)]* (?:is|must be) (?:(?:the|only|therefore|thus) )*(?:correct|right|best)"
 _CHOSEN = re.compile(
-    r"(?:^|[.!?:,\n]\s+|\b(?i:so|thus|hence|therefore|option|choice|answer|statement)\s+)[*(]*([A-J])[*)]*"
-    r" (?:is|must be) (?:(?:the|only|therefore|thus) )*(?:correct|right|best)"
-    r"(?: (?:answer|option|choice|one))?[.!*\s]*$"
+    r"(?:^|[.!?] |\n)[*(]*(?i:(?:so|thus|hence|therefore),? )?(?i:option |choice |answer )?[*(]*([A-J])"
+    rf"{_RIGHT}(?: (?:answer|option|choice|one))?[.!*]*$"
 )
-"""The choice of a text that ends with "B is the correct answer."."""
-_BOLD = re.compile(r"[^*]*\*\*([^*\n]{1,80})\*\*[.!\s]*")
-_VERDICT = re.compile(r"[\s*]*(yes|no|true|false)\b(?=[*]*[,.;:!])", re.IGNORECASE)
+_TAIL = 100
+_BOLD = re.compile(r"[^*]*(?: is| are| was|:) \*\*([^*\n]{1,80})\*\*[.!]*")
+_VERDICT = re.compile(r"[\s*]*(yes|no|true|false)\b(?=[*]*[,.;:!])(?!\. ?of )", re.IGNORECASE)
+_DOUBT = re.compile(
+    r"\b(?:not|never|neither|but|however|wait|otherwise|wrong|if|though|although|maybe|perhaps|could|or"
+    r"|except|actually)\b|n't",
+    re.IGNORECASE,
+)
+"""Words with which a sentence may take back what it began with."""
 _FUNCTION = "(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|sqrt|log[₀-₉]*|ln|exp)"
 _VALUE = r"\$?-?\d[\d./]*"  # in a list such as "1, 2, and 3"
 _CUT_BEFORE = re.compile(
@@ -120,12 +126,9 @@ def last_part(text: str) -> str:
     the 5. Directly behind "answer is" a choice from A to J is a part too. In the sentence behind
     "answer is", the first part with a digit counts. For several answers there ("5 and 6"), a denied
     one ("not 5"), a part of a formula ("2 ± 1"), and up to three words, return the whole rest of the
-    sentence. Without "answer is", return the sentence of the last part for those, and of a text that
-    ends with "B is the correct answer" or, without any part, "**Paris**", B and Paris.
+    sentence. Without "answer is", return the sentence of the last part for those.
     """
     phrases = [found.end() for found in _PHRASE.finditer(text)]
-    if not phrases and (chosen := _CHOSEN.search(text)):
-        return chosen[1]
     tail = text[phrases[-1] :].strip(" \t\r\n*:") if phrases else text
     display = re.match(r"\$\$.+?\$\$|\\\[.+?\\\]", tail, re.DOTALL)
     rest = (display[0] if display else _NEXT.split(tail)[0]) if phrases else ""
@@ -137,8 +140,7 @@ def last_part(text: str) -> str:
     parts = [*_PART.finditer(rest)] or ([] if is_words else [*_PART.finditer(text)][-1:])
     part = next((part for part in parts if re.search(r"\d", part[0])), parts[0] if parts else None)
     if part is None:
-        bold = None if phrases else _BOLD.fullmatch(text)
-        return bold[1] if bold else rest
+        return rest
     if quantity := _quantity(part):
         return quantity
     if _is_cut(part):
@@ -180,16 +182,24 @@ def _whole(part: re.Match[str]) -> str:
     return text if text.endswith("$") or text.startswith("\\") else text.rpartition("=")[2]
 
 
-def leading_verdict(text: str) -> str:
-    """Return the yes, no, true or false with which a line begins: "Yes, as 4 is even." Else "".
+def said_in_words(text: str) -> str:
+    """Return the choice, words or verdict that a text without "answer is" states; else "".
 
-    That is "" too for over 200 characters, with "answer is", and if another of these words follows.
+    Examples: "So B is correct.", "The capital is **Paris**." and "Yes, as 4 is even.", which begins with
+    yes, no, true or false. Of two choices that are correct, none is stated, nor are words or a verdict
+    over 200 characters, in several lines, or beside words such as "but" and "not".
     """
-    verdict = _VERDICT.match(text)
-    if not verdict or len(text) > 200 or "\n" in text.strip() or has_phrase(text):
+    text = text.strip()
+    if has_phrase(text):
         return ""
-    is_one = len(re.findall(r"\b(?:yes|no|true|false)\b", text, re.IGNORECASE)) == 1
-    return verdict[1] if is_one else ""
+    if chosen := _CHOSEN.search(text[-_TAIL:]):
+        return chosen[1] if len(re.findall(rf"\b[A-J]{_RIGHT}", text)) == 1 else ""
+    if len(text) > 200 or "\n" in text or _DOUBT.search(text):
+        return ""
+    if verdict := _VERDICT.match(text):
+        return verdict[1] if len(re.findall(r"\b(?:yes|no|true|false)\b", text, re.I)) == 1 else ""
+    bold = None if re.match(r"\(?[A-J][.:)]", text) else _BOLD.fullmatch(text)
+    return bold[1] if bold else ""
 
 
 def has_phrase(text: str) -> bool:

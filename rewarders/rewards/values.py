@@ -242,7 +242,10 @@ def _sorted_dates(text: str) -> str:
     is_one = len(_MONTH.findall(text)) == 1
     ends = [short] if is_one else re.split(r" ?(?:\bto\b|\bunt\b|\bthr\b|-) ?", short)
     lists = [[end] if is_one else re.split(r"\b(?:and|or)\b|;", end) for end in ends]
-    words = [[" ".join(sorted(re.findall(r"[a-z]{3}|\d+", date))) for date in dates] for dates in lists]
+    words = [
+        [" ".join(sorted(re.findall(r"[a-z]{3}|(?!0(?=\d))\d+", date))) for date in dates]
+        for dates in lists
+    ]
     return " to ".join(" and ".join(sorted(dates)) for dates in words)
 
 

@@ -87,6 +87,13 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "rewarders are the limit, with 3 groups to score.",
     ),
+    "rewarders that were busy and have no more": (
+        {
+            "streams": streams(rollouts=(0, 0)),
+            "workers": {"a": worker(busy=0.0), "r": worker("rewarder")},
+        },
+        "the longest answers are the limit, or LEARNER_MAX_STALENESS.",
+    ),
     "an evaluation": (
         {"streams": streams(eval_tickets=(193, 64))},
         "The learner waits for an evaluation: 193 questions left.",
@@ -156,7 +163,7 @@ def test_the_sentence_names_the_cause(name: str) -> None:
     works = (
         "actors", "the learner", "rewarders", "rewarders that come next", "rewarders that hold all",
         "long answers", "the first step", "no actor yet", "no rewarder yet", "a start", "the end",
-        "an evaluation", "after the last step",
+        "an evaluation", "after the last step", "rewarders that were busy and have no more",
     )  # fmt: skip
     assert isinstance(sentence, Fault) == (name not in works)
     missing = {

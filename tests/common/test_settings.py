@@ -221,7 +221,7 @@ def test_every_variable_is_also_a_flag(prefix: str, capsys: pytest.CaptureFixtur
         (RunCommand, ["--run.name", "a" * 129], "RUN_NAME"),
         (RunCommand, ["--run.nam", "a"], "--help"),
         (RunCommand, ["--env-file"], "--env-file: expected one argument"),
-        (RunCommand, ["--env-file", "/nowhere.env"], "--env-file: Path does not point to a file"),
+        (RunCommand, ["--env-file", "/nowhere.env"], "--env-file /nowhere.env: no such file or folder"),
     ],
 )
 def test_a_wrong_setting_is_named(kind: type[Command], arguments: list[str], words: str) -> None:

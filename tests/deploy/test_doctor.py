@@ -401,6 +401,12 @@ def test_a_quick_look_takes_hub_ids_as_they_are(place):
     assert [one.severity for one in place.find()] == ["info"]
 
 
+def test_a_quick_look_finds_lengths_that_the_model_does_not_take(place):
+    place.replace(LEARNER_MAX_PROMPT_LENGTH="5000", LEARNER_MAX_COMPLETION_LENGTH="5000")
+    found = [one.found for one in place.find() if one.severity == "error"]
+    assert any("10000 tokens together, but LEARNER_MODEL=" in one for one in found), found
+
+
 @pytest.mark.parametrize(("url", "words"), [
     ("redis://:a@b@host", "REDIS_URL"), ("unix://:wrong@{path}", "refused the login"),
 ])  # fmt: skip

@@ -333,7 +333,7 @@ def test_queues_audit_asks_the_journal_when_the_server_is_gone(run: Path, monkey
     audit = ["audit", "--run.name", run.name]
     assert execute_command(Queues, "queues", audit) == 0
     text = capsys.readouterr().out
-    assert "does not say (no queue server is known: REDIS_URL is not set and" in text
+    assert "No queue server tells (no queue server is known: REDIS_URL is not set and" in text
     assert "does not exist). The journal in" in text
     assert "4 tickets issued, 3 steps" in text
     assert "balances: 4 = 3 ended + 1 open" in text

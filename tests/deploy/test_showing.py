@@ -327,7 +327,7 @@ def test_the_ending_has_before_after_and_what_to_type_next(tmp_path: Path) -> No
     text = format_ending(run)
     assert "reward         0.055     0.355    +0.300" in text
     assert "held-out       0.500     1.000    +0.500" in text
-    assert "40 steps in 80 s: 400 tokens trained; 120 groups had no spread" in text
+    assert "40 steps in 80 s: 400 tokens trained; 120 groups without spread" in text
     assert f"The model: {run.final}" in text
     assert f"The best model by the held-out questions: {run.best_link}" in text
     assert "Audit" not in text  # there is no journal

@@ -167,3 +167,21 @@ def test_a_revision_is_of_a_hub_id_alone(tmp_path, monkeypatch):
     assert (asked["name"], asked["revision"]) == ("org/model", "v2")
     resolve_model("org/model")
     assert asked["revision"] is None
+
+
+def test_a_name_like_a_folders_is_no_hub_id_while_the_hub_is_away(tmp_path, monkeypatch):
+    """A restart would not help; a folder that is called as the organisation is does not matter else."""
+
+    def download(*_, **__):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "base-1").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("gone")
+    with pytest.raises(ConfigError, match=r"runs/base1: no such .*did you mean runs/base-1\?"):
+        resolve_model("runs/base1")
+    with pytest.raises(ConfigError, match="link: a link to gone, which is not there"):
+        resolve_model("link")
+    with pytest.raises(ServerUnavailable):
+        resolve_model("org/base-1")
