@@ -437,5 +437,5 @@ class Learner:
         if self._spent:
             log.info(f"The learner's time: {describe_shares(self._spent)}.")
         ending = "The run is complete" if complete else "Stopped; start again to resume"
-        if not self._settings.evaluate_only:
-            log.info(f"{ending}: {self._step} of {self._plan.steps} steps made.")
+        made = "" if self._settings.evaluate_only else f": {self._step} of {self._plan.steps} steps made"
+        log.info(f"{ending}{made}.")

@@ -62,10 +62,10 @@ def field_of(variable: str) -> FieldInfo:
 
 def _is_file(path: Path) -> Path:
     """Return `path`. Raise ValueError if no file is there."""
-    if not path.is_file():
-        found = "is a folder, expected a file" if path.is_dir() else absence(path)
-        raise ValueError(f"--env-file {path}: {found}")
-    return path
+    if os.path.isfile(path):
+        return path
+    found = "expected a regular file, found something else" if os.path.exists(path) else absence(path)
+    raise ValueError(f"--env-file {path}: {found}")
 
 
 EnvFile = Annotated[Path, AfterValidator(_is_file)]

@@ -49,10 +49,13 @@ def absence(name: Path | str) -> str:
 
     Example: "no such file or folder (seen from /home/me): did you mean runs/demo-base-1?"
     """
-    path = Path(name)
-    if path.is_symlink():
-        return f"a link to {path.readlink()}, which is not there"
-    known = os.listdir(path.parent) if path.parent.is_dir() else []
+    path, known = Path(name), []
+    try:
+        if path.is_symlink():
+            return f"a link to {path.readlink()}, which is not there"
+        known = os.listdir(path.parent)[:1000] if path.parent.is_dir() else []
+    except OSError as error:
+        return f"it cannot be looked at ({error.strerror}), seen from {Path.cwd()}"
     near = difflib.get_close_matches(path.name, known, n=1)
     asked = f": did you mean {path.with_name(near[0])}?" if near else ""
     return f"no such file or folder (seen from {Path.cwd()}){asked}"

@@ -17,7 +17,7 @@ from penstock.common.files.reading import absence
 from penstock.common.log import get_logger
 from penstock.common.own_code import split_source
 from penstock.common.text import short
-from penstock.common.transfer.hub import outage_of
+from penstock.common.transfer.hub import outage_of, was_answered
 from penstock.common.transfer.model_folder import shared_files
 from penstock.common.wire.adapter_spec import AdapterSpec
 from penstock.common.wire.contract import Contract, hash_tokenizer
@@ -231,9 +231,9 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     A folder's content is not looked at. What an earlier download left is used again. Python files are
     downloaded only with `trust_remote_code`. `revision` is a branch, tag or commit of the id, "" for its
     main branch. Raise ConfigError if the name is empty, if it is a folder and `revision` is not "", or
-    if the download fails, for example because there is no such id, or because the hub cannot be reached
-    and the name looks like a folder's; ServerUnavailable if the hub cannot be reached else, or is busy
-    or broken: a restart may help; DiskFailed if the disk does.
+    if the download fails, for example because there is no such id, or because the hub does not answer
+    and the name looks like a folder's; ServerUnavailable if it does not answer else, or is busy or
+    broken: a restart may help; DiskFailed if the disk does.
     """
     if not name:
         raise ConfigError("LEARNER_MODEL is not set: name a Hugging Face model folder or a hub id")
@@ -252,7 +252,8 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except (HFValidationError, HTTPError, OSError) as error:
-        away = None if _may_be_path(folder) else outage_of(error, f"LEARNER_MODEL={name}")
+        away = outage_of(error, f"LEARNER_MODEL={name}")
+        away = None if _may_be_path(name) and not was_answered(error) else away
         if failed := failure_of(error) or away:
             raise failed from error
         problem = f"{absence(folder)}; nor is it a model that can be downloaded"
@@ -260,9 +261,9 @@ def resolve_model(name: str, trust_remote_code: bool = False, revision: str = ""
         raise ConfigError(f"LEARNER_MODEL={name}: {problem}: {error}. {remedy}") from error
 
 
-def _may_be_path(path: Path) -> bool:
-    """Return whether a path that is no folder looks like one: a link, or in a folder that is here."""
-    return path.is_symlink() or (len(path.parts) > 1 and path.parent.is_dir())
+def _may_be_path(name: str) -> bool:
+    """Return whether a name that is no folder looks like one: a link, or in a folder that is here."""
+    return os.path.islink(name) or os.path.isdir(os.path.dirname(name))
 
 
 def read_model(

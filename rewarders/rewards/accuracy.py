@@ -199,7 +199,7 @@ def _readings(text: str) -> Iterator[Value]:
     if last is not None:
         yield last if is_prose(inside) else replace(last, sides=directions(inside))
     if box is None and (said := read_value(said_in_words(inside))):
-        yield said
+        yield replace(said, sides=directions(inside))
 
 
 def _has_quantities(value: Value) -> bool:

@@ -8,18 +8,22 @@ from penstock.rewarders.rewards.values import SET, Choice, Group, Named, NumberV
 from penstock.rewarders.rewards.words import are_opposite
 
 _MEASURE = re.compile(
-    r"(.*[\d}]) ?([A-Zdghlmst])(?:\^ ?\{? ?[23] ?\}?)?"
+    r"(.*[\d}]) ?([ACJKLNVWdghlmst])(?:\^ ?\{? ?[23] ?\}?)?"
     r"(?:/ ?([a-z])(?:\^ ?\{? ?[23] ?\}?)?)?"
 )
 """A formula that is a number with a unit: 12m, 9.8m/s^2."""
 _UNITS = {
     "m": "m|met(?:er|re)s?", "g": "g|grams?", "s": "s|sec|seconds?", "h": "h|hrs?|hours?", "d": "days?",
-    "l": "l|lit(?:er|re)s?", "t": "t|ton(?:ne)?s?", "n": "n|newtons?", "v": "v|volts?", "w": "w|watts?",
-    "j": "j|joules?", "a": "a|amp(?:ere)?s?", "k": "k|kelvins?", "c": "c|celsius",
+    "l": "l|lit(?:er|re)s?", "L": "l|lit(?:er|re)s?", "t": "t|ton(?:ne)?s?", "N": "n|newtons?",
+    "V": "v|volts?", "W": "w|watts?", "J": "j|joules?", "A": "a|amp(?:ere)?s?", "K": "k|kelvins?",
+    "C": "c|celsius",
 }  # fmt: skip
 """The words that are beside a number, and in small letters, for a unit of one letter."""
 _ELEMENT = "(?:A[glu]|B[aer]?|C[alru]?|F[e]?|H[eg]?|I|K|Li|M[gn]|N[aei]?|O|P[b]?|S[in]?|Zn)(?![a-z])"
-_MOLECULE = re.compile(rf"(?:\d++ ?+)?+(?:{_ELEMENT} ?+(?:_? ?+\{{? ?+\d++(?: ?\}})?+ ?+)?+){{2,}}+")
+_INDEX = r"(?!1(?!\d))\d++"
+_MOLECULE = re.compile(
+    rf"(?:\d++ ?+)?+(?:{_ELEMENT} ?+(?:(?:_? ?+{_INDEX}|_ ?+\{{ ?+{_INDEX} ?+\}}) ?+)?+){{2,}}+"
+)
 _MODULUS = re.compile(r"\\[pb]?mod ?\{? ?(\w+) ?\}?|\( ?mod (\w+) ?\)")
 _SYNONYMS = {
     "no solution": r"\emptyset", "no solutions": r"\emptyset", "empty set": r"\emptyset",
@@ -57,10 +61,11 @@ def _clock(time: Value, half: str) -> tuple[int, ...] | Value:
     Without this too, the value is a ratio or number.
     """
     found = re.fullmatch(r"(\d\d?)((?: ?: ?\d\d){0,2})", time.text)
-    hour = int(found[1]) if found else 0
-    if not found or not (time.half or (half and (found[2] or hour < 13))):
+    if not found or not (time.half or (half and found[2])):
         return time
-    hour = hour % 12 + 12 * ((time.half or half) == "p") if 0 < hour < 13 else hour
+    hour, own = int(found[1]) % 24, time.half or half
+    if 0 < hour < 12 or (hour == 12 and time.half):
+        hour = hour % 12 + 12 * (own == "p")
     return (hour, *(map(int, re.findall(r"\d+", found[2])) if found[2] else (0,)))
 
 
@@ -73,7 +78,7 @@ def _same_measure(one: Value, other: Value) -> bool:
     found = _MEASURE.fullmatch(formula.text)
     if not (found and isinstance(number, NumberValue)):
         return False
-    units = [_UNITS.get(letter.lower(), "") for letter in found.groups()[1:] if letter]
+    units = [_UNITS.get(letter, "") for letter in found.groups()[1:] if letter]
     if not (
         all(units) and re.fullmatch(" (?:per )?".join(f"(?:{unit})" for unit in units), number.label)
     ):

@@ -33,20 +33,26 @@ _CHOICE = re.compile(
     r"(?!(?<=[AI]) (?!(?:because|since|as|with|for|by|from|due|when|if|and|but|not|which|that|given|in"
     r"|is|at|on|according|based|of|only|while|where|so|to|here)\b)[a-z])"
 )
-_RIGHT = r"[*)]* (?:is|must be) (?:(?:the|only|therefore|thus) )*(?:correct|right|best)"
 _CHOSEN = re.compile(
-    r"(?:^|[.!?] |\n)[*(]*(?i:(?:so|thus|hence|therefore),? )?(?i:option |choice |answer )?[*(]*([A-J])"
-    rf"{_RIGHT}(?: (?:answer|option|choice|one))?[.!*]*$"
+    r"(?:^|[.!?:] |[.!?:]\n|\n\n)[*(]*(?i:(?:so|thus|hence|therefore),? )?"
+    r"(?i:option |choice |answer )?[*(]*([A-J])[*)]* (?:is|must be) "
+    r"(?:(?:the|only|therefore|thus) )*(?:correct|right|best)"
+    r"(?: (?:answer|option|choice|one))?[.!*]*$"
 )
 _TAIL = 100
-_BOLD = re.compile(r"[^*]*(?: is| are| was|:) \*\*([^*\n]{1,80})\*\*[.!]*")
-_VERDICT = re.compile(r"[\s*]*(yes|no|true|false)\b(?=[*]*[,.;:!])(?!\. ?of )", re.IGNORECASE)
+_LETTER = re.compile(r"(?<![\w'])[A-J](?![\w'])")
+_BOLD = re.compile(
+    r"(?i:(?:so|thus|hence|therefore),? )?(?i:it|the \w+(?: of [\w ]+)?) (?:is|was) "
+    r"\*\*([^*\n]{1,80})\*\*[.!]*"
+)
+_VERDICT = re.compile(r"[\s*]*(yes|no|true|false)[*]*, (?:as|since|because|for)\b", re.IGNORECASE)
 _DOUBT = re.compile(
-    r"\b(?:not|never|neither|but|however|wait|otherwise|wrong|if|though|although|maybe|perhaps|could|or"
-    r"|except|actually)\b|n't",
+    r"\b(?:not|cannot|never|neither|none?|nobody|nothing|but|however|wait|otherwise|wrong|false|incorrect"
+    r"|impossible|untrue|unlikely|doubt|if|unless|only|though|although|maybe|perhaps|could|or|except|fails?"
+    r"|actually|instead|exclud\w*|eliminat\w*|rule|mistake|least)\b|n['\u2019]t\b",
     re.IGNORECASE,
 )
-"""Words with which a sentence may take back what it began with."""
+"""Words with which a sentence may deny or take back what else it says."""
 _FUNCTION = "(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|sqrt|log[₀-₉]*|ln|exp)"
 _VALUE = r"\$?-?\d[\d./]*"  # in a list such as "1, 2, and 3"
 _CUT_BEFORE = re.compile(
@@ -185,21 +191,21 @@ def _whole(part: re.Match[str]) -> str:
 def said_in_words(text: str) -> str:
     """Return the choice, words or verdict that a text without "answer is" states; else "".
 
-    Examples: "So B is correct.", "The capital is **Paris**." and "Yes, as 4 is even.", which begins with
-    yes, no, true or false. Of two choices that are correct, none is stated, nor are words or a verdict
-    over 200 characters, in several lines, or beside words such as "but" and "not".
+    Examples: "So B is correct.", "The capital is **Paris**." and "Yes, as 4 is even.", with yes, no,
+    true or false. Nothing is stated beside words such as "but" and "not", or another choice's letter.
+    One line of at most 200 characters states words and verdicts.
     """
     text = text.strip()
     if has_phrase(text):
         return ""
     if chosen := _CHOSEN.search(text[-_TAIL:]):
-        return chosen[1] if len(re.findall(rf"\b[A-J]{_RIGHT}", text)) == 1 else ""
-    if len(text) > 200 or "\n" in text or _DOUBT.search(text):
+        is_alone = set(_LETTER.findall(text)) == {chosen[1]} and not _DOUBT.search(text)
+        return chosen[1] if is_alone else ""
+    verdict = _VERDICT.match(text)
+    said = verdict or _BOLD.fullmatch(text)
+    if not said or len(text) > 200 or "\n" in text or _DOUBT.search(text, said.end(1) if verdict else 0):
         return ""
-    if verdict := _VERDICT.match(text):
-        return verdict[1] if len(re.findall(r"\b(?:yes|no|true|false)\b", text, re.I)) == 1 else ""
-    bold = None if re.match(r"\(?[A-J][.:)]", text) else _BOLD.fullmatch(text)
-    return bold[1] if bold else ""
+    return said[1]
 
 
 def has_phrase(text: str) -> bool:

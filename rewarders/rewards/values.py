@@ -22,6 +22,8 @@ _MONTH = re.compile(
     r"|sep(?:t|tember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b",
     re.IGNORECASE,
 )
+_ZEROS = re.compile(r"(?<![\d.,])0+(?=\d(?![\d.,]*\d[.,]))")
+"""Zeros before a day or month: March 05."""
 _NO_OTHER = r"(?!\s*(?:[,;&|/]|(?:or|and)\b))"
 _CHOICE = re.compile(
     rf"\( ?([A-J]) ?\){_NO_OTHER}[.:]?\s*(.*)|([A-J])(?:[.:)]{_NO_OTHER}(?:\s*(.+))?)?", re.DOTALL
@@ -243,7 +245,7 @@ def _sorted_dates(text: str) -> str:
     ends = [short] if is_one else re.split(r" ?(?:\bto\b|\bunt\b|\bthr\b|-) ?", short)
     lists = [[end] if is_one else re.split(r"\b(?:and|or)\b|;", end) for end in ends]
     words = [
-        [" ".join(sorted(re.findall(r"[a-z]{3}|(?!0(?=\d))\d+", date))) for date in dates]
+        [" ".join(sorted(re.findall(r"[a-z]{3}|\d+", _ZEROS.sub("", date)))) for date in dates]
         for dates in lists
     ]
     return " to ".join(" and ".join(sorted(dates)) for dates in words)

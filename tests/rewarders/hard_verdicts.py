@@ -321,6 +321,7 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
         ("12m", r"12 m ~ 12 meters", r"13 m ~ 12 seconds ~ 12 ~ 12 mm ~ 12 mph"),
         ("3t", "3 t", "The value is 3 ~ total of 3 ~ Therefore 3"),
         ("60 m/s", "60m/s", "60m/h ~ 60m/x"),
+        ("5 m", "5m", "5M"),
         ("5 m", "5m", r"5/0m ~ \frac{5}{0}m"),
         ("12", "12 m", "12m"),
         ("4 hours", "4h ~ 4 h", "4m ~ 5h"),
@@ -328,16 +329,19 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
         (r"\frac{1}{2} m", r"\boxed{\frac{1}{2}m}", r"\boxed{\frac{1}{3}m}"),
     ],
     "times of day": [
-        ("9:00 AM", "9 a.m. ~ 9 AM ~ 9:00 ~ 9", "9 PM ~ 9:30 AM ~ 10 a.m."),
+        ("9:00 AM", "9 a.m. ~ 9 AM ~ 9:00", "9 PM ~ 9 ~ 9:30 AM ~ 10 a.m."),
         ("5 p.m.", "5:00 PM ~ 17:00 ~ 5:00", "5 a.m. ~ 5:30 PM ~ 18:00 ~ 17 apples"),
         ("t = 3 PM", "3 PM ~ t = 3 PM", "3 AM"),
         ("B. 2:30 PM", "2:30 PM ~ B", "2:30 AM"),
         ("14:30", "2:30 PM", "2:30 AM ~ 2:30 ~ 3:30 PM"),
         ("12:00 AM", "12 AM ~ 0:00", "12 PM"),
+        ("12:00", "12 PM", "12 AM"),
     ],
     "written in another way": [
         ("H_2O", r"H2O ~ H₂O ~ \boxed{\text{H}_2\text{O}}", "H_2O_2 ~ HO_2"),
         ("AB_2", "AB_2", "AB2"),
+        ("P_1S_2", "P_1S_2", "P1S2"),
+        ("$1.5 in May", "$1.5 in May", "$1.05 in May"),
         (r"x \equiv 3 \pmod 5", r"x ≡ 3 (mod 5) ~ x \equiv 3 \bmod 5", r"x ≡ 2 (mod 5) ~ x \equiv 3 \pmod 7"),
         ("3:2", "3 to 2", "2 to 3 ~ 3 to 1 ~ 3-2"),
         ("7-4", "3", "7:4 ~ 7 to 4"),
@@ -350,14 +354,16 @@ KINDS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "verdicts and choices with a reason": [
         ("Yes", "Yes, because the sum is even. ~ **Yes**, as 4 is even.", "No, as 3 is odd. ~ Yes. No. ~ Yes, but that is wrong."),
-        ("No", "No, since 3 is odd.", "No number is even. ~ Yes, there is no odd one. ~ No. of solutions: 3 ~ No, wait. It is prime!"),
-        ("True", "True. The set is closed.", "True or false?"),
+        ("No", "No, since 3 is odd.", "No number is even. ~ Yes, there is no odd one. ~ No. of solutions: 3 ~ No. 5 ~ No, wait. It is prime!"),
+        ("True", "True, since the set is closed.", "True or false? ~ True. This is incorrect."),
         ("B", "So B is correct. ~ Option B is the correct answer! ~ **B** is the best choice. ~ (B) is right.",
          "It is not true that B is correct. ~ I think that B is correct. ~ B is correct? No, C is correct. ~ "
-         "Neither option A nor option B is correct. ~ A is correct. B is correct. ~ I doubt that option B is correct."),
+         "Neither option A nor option B is correct. ~ A is correct. B is correct. ~ I doubt that option B is correct. ~ "
+         "It is false that\nB is correct. ~ We choose (A). B is correct."),
         ("5", "x = 5. So A is correct.", "x = 6. So A is correct."),
+        ("5% increase", "The change is **5%**.", "The decrease is **5%**."),
         ("A", "x = 5. So A is correct. ~ A. The capital is **New York**.", "x = 5. So B is correct."),
         ("Paris", "The capital of France is **Paris**.", "The capital of **France** is **Paris**. ~ It is **Rome**. ~ "
-         "It is not **Paris**. ~ It could be Lyon or **Paris**."),
+         "It is not **Paris**. ~ None of the capitals is **Paris**. ~ The incorrect capital is **Paris**. ~ It could be Lyon or **Paris**."),
     ],
 }  # fmt: skip
