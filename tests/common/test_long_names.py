@@ -50,7 +50,7 @@ def test_the_doctor_finds_that_nothing_of_such_a_name_is_there() -> None:
     settings = LearnerSettings(model=f"./{LONG}", dataset=[f"{LONG}.jsonl"], loss=f"{LONG}.py:own")
     found = [finding.found for finding in check_inputs(settings)]
     assert len(found) == 3
-    assert all("no such file or folder" in one for one in found)
+    assert all("cannot be looked at (File name too long)" in one for one in found)
     assert find_config(LONG, "") is None
 
 

@@ -150,7 +150,7 @@ def test_a_model_that_is_not_there(runner):
         runner.run(
             "learner", forked=False, LEARNER_MODEL=str(runner.folder / "nothing"), HF_HUB_OFFLINE="1"
         ), 78,
-        "LEARNER_MODEL", "nor a model that can be downloaded",
+        "LEARNER_MODEL", "nothing: no such file or folder", "nor is it a model that can be downloaded",
     )  # fmt: skip
 
 
