@@ -207,7 +207,7 @@ class JournalCommand(QueueCommand):
             if not folder.journal.is_dir():
                 raise
             told = self.by_journal(audit_journal(self.run.folder))
-            why = "It ended with the run, or runs on another machine"
+            why = "it ended with the run, or runs on another machine"
             if self.redis_url or not isinstance(error, ServerUnavailable):
                 why = short(re.split(r"; |\. ", str(error))[0])
         head = f"No queue server tells ({why}). The journal in {self.run.folder.path} says:"

@@ -18,7 +18,7 @@ _UNITS = {
     "V": "v|volts?", "W": "w|watts?", "J": "j|joules?", "A": "a|amp(?:ere)?s?", "K": "k|kelvins?",
     "C": "c|celsius",
 }  # fmt: skip
-"""The words that are beside a number, and in small letters, for a unit of one letter."""
+"""By the letter of a unit, a pattern of its names as labels have them: in lower case."""
 _ELEMENT = "(?:A[glu]|B[aer]?|C[alru]?|F[e]?|H[eg]?|I|K|Li|M[gn]|N[aei]?|O|P[b]?|S[in]?|Zn)(?![a-z])"
 _INDEX = r"(?!1(?!\d))\d++"
 _MOLECULE = re.compile(
@@ -57,8 +57,8 @@ def same(one: Value, other: Value) -> bool:
 def _clock(time: Value, half: str) -> tuple[int, ...] | Value:
     """Return the hour of 24, the minute and any second of a time of day; another value as it is.
 
-    Where a.m. or p.m. is missing, `half`, "a" or "p", is that of the time that it is compared with.
-    Without this too, the value is a ratio or number.
+    `half` is that of the value it is compared with: "a", "p" or "". It stands in for a missing a.m. or
+    p.m. of a text with a colon. If both are missing, the value is a ratio or number.
     """
     found = re.fullmatch(r"(\d\d?)((?: ?: ?\d\d){0,2})", time.text)
     if not found or not (time.half or (half and found[2])):
@@ -114,9 +114,10 @@ def _same_expression(one: Value, other: Value) -> bool:
 
 
 def _key(value: Value) -> str:
-    r"""Return a value's text without what means nothing: spaces and braces, of words none.
+    r"""Return a value's text in one spelling: values with equal texts are equal.
 
-    Values with equal texts are equal. H_2O is H2O there, 3:2 is 3 to 2, and "no solution" \emptyset.
+    A formula loses spaces and braces without meaning. H_2O is H2O, 3:2 is 3 to 2, "no solution" is
+    \emptyset.
     Example: "\sqrt{2} x" becomes "\sqrt2x"; "\sqrt{2x}" keeps its braces, "x^{2}3" a space.
     """
     if isinstance(value, Group) and value.kind in (":", "-"):

@@ -39,6 +39,7 @@ _CHOSEN = re.compile(
     r"(?:(?:the|only|therefore|thus) )*(?:correct|right|best)"
     r"(?: (?:answer|option|choice|one))?[.!*]*$"
 )
+"""The last sentence of a text, of at most _TAIL characters, that says which choice is right."""
 _TAIL = 100
 _LETTER = re.compile(r"(?<![\w'])[A-J](?![\w'])")
 _BOLD = re.compile(
